@@ -1,17 +1,17 @@
-"""The ``scatter_gather`` path: engines that walk the block lists of both ends, without packing.
+"""The ``scatter_gather`` path: blocks move from the arrays of one end to those of the other, without packing.
 
-After Suresh et al. 2022, section IV. An engine (`halox.paths.scatter_gather.engine`) moves windows of a message. The
-windows are cut at the same bytes at both ends (`windows`). The engine moves them between keys that are mapped once and
-cached (`keys`). Each engine is a protocol:
+A plan asks this module which of three protocols can carry a message. Each has a module, which makes its channel:
 
 - ``process_vm``: NumPy arrays of two ranks of a node, copied by the Linux kernel.
 - ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
-- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters; never chosen automatically.
+- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters (Suresh et al. 2022, in `mlx5`);
+  never chosen automatically.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -32,11 +32,13 @@ from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 
 if TYPE_CHECKING:
+    from halox.paths.scatter_gather.mlx5.channel import Inbox
+    from halox.paths.scatter_gather.mlx5.keys import Keys
     from halox.runtime.device_arena import DeviceArena
     from halox.runtime.mlx5 import Adapters
 
 PROCESS_VM, COPY_ENGINE, MLX5_UMR = "process_vm", "copy_engine", "mlx5_umr"
-"""Names of the engines and of their protocols."""
+"""Names of the protocols."""
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
 """Smallest blocks, and smallest one-way message, in bytes, that the kernel copies between NumPy arrays without packing.
@@ -81,9 +83,17 @@ def _why_not_registered(context: Context) -> str | None:
     adapters = survey_of(context).adapters
     if adapters is None or adapters.own is None or context.device is None:
         return ""
-    from halox.paths.scatter_gather.mlx5_gpu import why_not_registered
+    from halox.paths.scatter_gather.mlx5.gpu import why_not_registered
 
     return why_not_registered(adapters.own, context.device)
+
+
+def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
+    from halox.paths.scatter_gather.mlx5.channel import make_keys
+
+    adapters = survey_of(context).adapters
+    assert adapters is not None and adapters.own is not None
+    return make_keys(context.world, adapters.own)
 
 
 def _least_copies(part: Part) -> int:
@@ -93,7 +103,7 @@ def _least_copies(part: Part) -> int:
 
 
 class ScatterGatherPath(Path):
-    """Moves messages without packing; its protocols are the engines."""
+    """Moves messages without packing."""
 
     name = "scatter_gather"
     protocols = (
@@ -147,7 +157,7 @@ class ScatterGatherPath(Path):
         return True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the engines that can access both ends."""
+        """Offer the protocols that can access both ends."""
         if ends.selection.operation == "add":
             return "accumulate needs a copy"
         if not ends.are_near:
@@ -192,7 +202,7 @@ class ScatterGatherPath(Path):
         return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why an engine cannot work between two ranks."""
+        """Return why a protocol cannot work between two ranks."""
         a, b = ends.sender, ends.receiver
         if protocol == MLX5_UMR and ends.are_near:
             return (
@@ -265,9 +275,11 @@ class ScatterGatherPath(Path):
         return "put" if receiver is not None and receiver.is_mapped else "get"
 
     def _make_mlx5(self, build: Build, job: Job) -> Channel | None:
-        from halox.paths.scatter_gather.engines import make_mlx5_channel
+        from halox.paths.scatter_gather.mlx5.channel import make_channel
 
-        return make_mlx5_channel(build, job)
+        context = build.context
+        keys = partial(context.once, _mlx5_keys)
+        return make_channel(build.world, job, keys, context.device_arena)
 
     def channels(self, build: Build, agreed: dict[str, Any]) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""

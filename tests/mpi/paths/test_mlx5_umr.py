@@ -130,6 +130,25 @@ def test_halos_of_grids(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
             assert agree(all(same), ranks) and (fields[0][0] >= 0).all()
 
 
+def test_more_blocks_than_the_keys_of_a_message_hold(
+    wire: fake_verbs.Wire, ranks: MPI.Intracomm
+) -> None:
+    """All ranks raise; a message with fewer blocks takes the path."""
+    low, high = (ranks.rank - 1) % ranks.size, (ranks.rank + 1) % ranks.size
+    x, y = np.arange(60_000, dtype="u1"), np.zeros(60_000, "u1")
+    for n, fits in ((9000, False), (4000, True)):
+        kind = dt.indexed_block(1, np.cumsum(np.arange(n) % 7 + 2), "u1")
+        sends, receives = [Send(x, kind, high)], [Recv(y, kind, low)]
+        if not fits:
+            with pytest.raises(PathError, match="agree on no chunk size"):
+                Exchange(sends, receives, comm=ranks, path=PATH)
+            continue
+        with Exchange(sends, receives, comm=ranks, path=PATH) as exchange:
+            exchange()
+        places = np.cumsum(np.arange(n) % 7 + 2)
+        assert agree(bool((y[places] == x[places]).all()), ranks)
+
+
 def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` gives the reason; if the path is requested, all ranks raise, although only one lacks pyverbs."""
     if ranks.rank == 1:
