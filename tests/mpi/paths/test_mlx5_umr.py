@@ -149,6 +149,28 @@ def test_more_blocks_than_the_keys_of_a_message_hold(
         assert agree(bool((y[places] == x[places]).all()), ranks)
 
 
+def test_large_messages_from_all_to_all(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
+    """More bytes are on the way in both directions than sockets between the stand-ins hold."""
+    n, peers = 1 << 20, [rank for rank in range(ranks.size) if rank != ranks.rank]
+    ends = [(rank, tag) for rank in peers for tag in range(4)]
+    kind = dt.vector(16, n // 16, n // 16 + 8, "u1")
+    x = np.arange(kind.extent) % 251
+    out = [(x + rank + tag).astype("u1") for rank, tag in ends]
+    into = [np.zeros(n, "u1") for _ in ends]
+    sends = [Send(a, kind, rank, tag=tag) for a, (rank, tag) in zip(out, ends, strict=True)]
+    receives = [
+        Recv(a, dt.contiguous(n, "u1"), rank, tag=tag)
+        for a, (rank, tag) in zip(into, ends, strict=True)
+    ]
+    inside = np.arange(kind.extent) % (n // 16 + 8) < n // 16
+    came = [(x + ranks.rank + tag).astype("u1")[inside] for _, tag in ends]
+    with Exchange(sends, receives, comm=ranks, path=PATH) as exchange:
+        for _ in range(3):
+            exchange()
+            same = [bool((a == b).all()) for a, b in zip(into, came, strict=True)]
+            assert agree(all(same), ranks)
+
+
 def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` gives the reason; if the path is requested, all ranks raise, although only one lacks pyverbs."""
     if ranks.rank == 1:
