@@ -98,7 +98,7 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
         call()
         changed, right = (int(np.count_nonzero(slab == one)) for one in (~before, before))
         slab[:] = before
-        return abs(right - packed.size) + abs(slab.size - packed.size - changed)
+        return int(abs(right - packed.size) + abs(slab.size - packed.size - changed))
 
     def host() -> Method:
         packer = HostPacker(slab[case.start :], datatype, case.count)

@@ -150,7 +150,7 @@ def fused_us(bench: Bench, cells: int, threads: tuple[int, int] = (64, 4)) -> di
         nx, ny = map(cp.int32, grid.rank_shape)
         blocks = (-(-int(ny) // threads[0]), -(-int(nx) // threads[1]))
         exchange, both = grid.plan(u), grid.plan(u, v)
-        halo = both.device
+        halo = both.device_handle
 
         def stencil(old: Any, new: Any) -> None:
             alone(blocks, threads, (old, new, nx, ny))

@@ -30,7 +30,7 @@ from halox.cli import (
     view,
 )
 from halox.errors import HaloxError
-from halox.paths.scatter_gather import mlx5_probe
+from halox.paths.scatter_gather.mlx5 import probe as mlx5_probe
 
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141

@@ -186,7 +186,7 @@ def table(links: Sequence[Link]) -> list[dict[str, object]]:
 
 
 def findings(
-    links: Sequence[Link], machines: Sequence[info.Machine], refused: Mapping[Pair, str]
+    links: Sequence[Link], machines: Sequence[info.Machine], refused: str | None
 ) -> list[str]:
     """Return a line for each cause of slow links and of detours, with its slowest link or with its ranks."""
     found: dict[str, str] = {}
@@ -216,4 +216,4 @@ def findings(
     for cause, holds in conditions.items():
         ranks = [rank for rank, m in enumerate(machines) if holds(m)]
         lines += [f"{cause}, {ranks_text(ranks)}: {_REMEDIES[cause]}"] if ranks else []
-    return lines + [f"no cross-memory attach: {why}" for why in [*refused.values()][:1]]
+    return lines if refused is None else [*lines, f"no cross-memory attach: {refused}"]

@@ -1,7 +1,8 @@
 """Copies between processes of one machine by ``process_vm_readv`` and ``process_vm_writev`` (cross-memory attach).
 
 The kernel decides whether it permits a copy by properties of both processes: their users, Yama's ``ptrace_scope``,
-container filters, and their PID namespaces. So `survey` tries a copy between every two ranks of a node.
+container filters, and their PID namespaces. So `survey` tries a copy between every two ranks of a node, and a single
+refusal makes all ranks of the node do without.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -25,9 +24,6 @@ Iovec = npt.NDArray[np.uint64]
 
 MOST_BLOCKS = 1024
 """Largest number of blocks per call, on either side: IOV_MAX of Linux."""
-
-MOST_BYTES = 1 << 30
-"""Largest number of bytes per call, below the limit of 2 GiB in Linux."""
 
 _SURVEYING = "the survey of cross-memory attach"
 _APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
@@ -58,7 +54,8 @@ class MemoryCopy:
     def _copy_rest(self, moved: int) -> None:
         """Copy the bytes after the first ``moved`` bytes; -1 means that the first call has failed.
 
-        The kernel stops at the first inaccessible block, and returns the bytes before it without an error code.
+        The kernel copies at most 2 GiB per call. It stops at the first inaccessible block, and returns the number of
+        bytes before that block without an error code.
         """
         while moved < self.nbytes:
             done = max(moved, 0)
@@ -108,72 +105,35 @@ class _Probe(NamedTuple):
     token: bytes
 
 
-@dataclass(frozen=True)
-class Attachments:
-    """PIDs of the ranks of this node; for pairs (rank that attaches, target), the reason why attaching fails."""
+class Attachments(NamedTuple):
+    """PIDs of the ranks of this node, and why the node's ranks cannot use these calls: the first refusal, if any."""
 
     pids: Mapping[int, int]
-    refused: Mapping[tuple[int, int], str]
-
-    def why_not(self, a: int, b: int) -> str | None:
-        """Return why two ranks cannot access each other's memory, None if they can."""
-        if a not in self.pids or b not in self.pids:
-            return f"ranks {a} and {b} are on different nodes"
-        return self.refused.get((a, b)) or self.refused.get((b, a))
+    refused: str | None
 
 
 def survey(world: World) -> Attachments:
-    """Try to read and write memory of the other ranks of the node; collective over the ranks of the node.
+    """Try to read and write memory of all other ranks of the node; collective over the ranks of the node.
 
-    A rank writes to another process only after it has read that rank's token there. If all ranks have the same
-    credentials, each rank tries one other rank, in a ring, and tries the others only if this fails on any rank.
+    A rank writes to another process only after it has read that rank's token there.
     """
     ranks, place = [*world.node_ranks], world.node_rank
     memory = np.zeros(_TOKEN_BYTES + len(ranks), np.uint8)
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
-    mine = os.getpid(), _namespace(), memory.ctypes.data, token
-    probes = world.ranks.gather(mine, _SURVEYING, of_node=True)
-    pids = {rank: probe[0] for rank, probe in zip(ranks, probes, strict=True)}
-
-    def refusals(others: Sequence[int]) -> dict[tuple[int, int], str]:
-        """Return why this rank cannot attach to the ranks at some places on the node."""
-        whys = {
-            (world.rank, ranks[other]): _why_refused(
-                world.rank, place, ranks[other], _Probe(*mine), _Probe(*probes[other])
-            )
-            for other in others
-        }
-        return {pair: why for pair, why in whys.items() if why is not None}
-
-    def gathered(whys: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
-        of_all = world.ranks.gather(whys, _SURVEYING, of_node=True)
-        return {pair: why for whys in of_all for pair, why in whys.items()}
-
-    others = [other for other in range(len(ranks)) if other != place]
-    refused = refusals(others and [(place + 1) % len(ranks)])
-    numbers = [len(refused)]
-    sums, unlike = world.ranks.reduce(_credentials(), _SURVEYING, numbers, of_node=True)
-    if sums == [0] and unlike is None:
-        return Attachments(pids, {})
-    failures = gathered(refusals(others))
-    lost = {
-        (
-            ranks[other],
-            world.rank,
-        ): f"what rank {ranks[other]} wrote to memory of rank {world.rank} did not arrive"
-        for other in others
-        if (ranks[other], world.rank) not in failures and not memory[_TOKEN_BYTES + other]
-    }
-    return Attachments(pids, failures | gathered(lost))
-
-
-def _credentials() -> tuple[str, ...]:
-    """Return the properties of this process by which the kernel decides."""
-    names = "Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:"
-    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        return str(_namespace()), *(line for line in file if line.startswith(names))
-    return ()
+    mine = _Probe(os.getpid(), _namespace(), memory.ctypes.data, token)
+    probes: list[_Probe] = world.ranks.gather(mine, _SURVEYING, of_node=True)
+    whys = (
+        _why_refused(world.rank, place, rank, mine, probe)
+        for rank, probe in zip(ranks, probes, strict=True)
+        if rank != world.rank
+    )
+    why = next((why for why in whys if why is not None), None)
+    _, differing = world.ranks.reduce(why, _SURVEYING, of_node=True)
+    refused = next((why for why in differing or [why] if why is not None), None)
+    return Attachments(
+        {rank: probe.pid for rank, probe in zip(ranks, probes, strict=True)}, refused
+    )
 
 
 def _namespace() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from halox.runtime.gpu import copies, dmabuf, driver
+from halox.runtime.gpu import dmabuf, driver
 from tests.fakes.cpu_kernels import compiled_once
 from tests.fakes.fake_verbs import DMABUFS
 
@@ -32,7 +32,7 @@ FLAGS = (
 NAMED = "-Wl,-soname,libcuda.so.1"
 CAPTURED = 7
 STREAM = 0x5000
-COUNTERS = ("calls_1d", "calls_2d", "calls_3d", "calls_batch")
+COUNTERS = ("calls_1d", "calls_2d", "calls_3d")
 _LONG = ("allocation", "allocation_bytes", "last_stream")
 
 
@@ -135,13 +135,6 @@ class FakeDriver:
         )
         return self._types.CUresult(code), self._types.CUdeviceptr(value.value)
 
-    def cuGetProcAddress(self, name, version, flags):
-        address = ctypes.c_void_p()
-        code = self._library.cuGetProcAddress_v2(
-            name, ctypes.byref(address), version, ctypes.c_uint64(flags), None
-        )
-        return self._types.CUresult(code), address.value, None
-
     def _called(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a function; returns its result and, if the last argument is an int to fill in, its value."""
         if name in self._without:
@@ -165,11 +158,9 @@ def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator
     fake["version"] = version
     for name in ("next_error", "calls_words", "kind", "managed", "ordinal", "allocation_bytes"):
         fake[name] = 0
-    copies.batch_function.cache_clear()
     dmabuf._needs_flush.cache_clear()
     try:
         with patch.object(driver, "bindings", lambda: fake):
             yield fake
     finally:
-        copies.batch_function.cache_clear()
         dmabuf._needs_flush.cache_clear()

@@ -1,8 +1,7 @@
 /* A stand-in for the CUDA driver, for tests without a GPU: it copies in host memory.
 
    The structs are written a second time here, from CUDA's documentation of the driver API, so that a wrong field in
-   halox gives a wrong value here. A version below 12080 has no batched copies. Streams 0 and 1 are the legacy default
-   stream; stream 7 is being captured. */
+   halox gives a wrong value here. Streams 0 and 1 are the legacy default stream; stream 7 is being captured. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +10,7 @@
 #include <time.h>
 
 enum { INVALID_VALUE = 1, CAPTURE_UNSUPPORTED = 900 };
-enum { MAX_PITCH = 2147483647, UNIFIED = 4, IN_STREAM_ORDER = 1 };
+enum { MAX_PITCH = 2147483647, UNIFIED = 4 };
 
 typedef struct {
     size_t srcXInBytes, srcY;
@@ -45,19 +44,8 @@ typedef struct {
     size_t WidthInBytes, Height, Depth;
 } Copy3D;
 
-typedef struct {
-    unsigned type;
-    int id;
-} Location;
-
-typedef struct {
-    unsigned srcAccessOrder;
-    Location srcLocHint, dstLocHint;
-    unsigned flags;
-} Attributes;
-
 /* Variables that the tests read and set. */
-int calls_1d, calls_2d, calls_3d, calls_batch, calls_words, last_flags, next_error;
+int calls_1d, calls_2d, calls_3d, calls_words, next_error;
 int kind, managed, ordinal, version = 13000, launches;
 unsigned launched[9];
 uint32_t launched_number;
@@ -126,26 +114,6 @@ int cuMemcpy3DAsync_v2(const Copy3D *c, uint64_t stream)
         for (size_t y = 0; y < c->Height; y++)
             copy(c->dstDevice + (z * c->dstHeight + y) * c->dstPitch,
                  c->srcDevice + (z * c->srcHeight + y) * c->srcPitch, c->WidthInBytes);
-    return 0;
-}
-
-int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
-                       const Attributes *attrs, const size_t *index, size_t n_attrs, size_t *fail_index,
-                       uint64_t stream)
-{
-    calls_batch++;
-    int error = refused(stream);
-    if (error) return error;
-    if (stream == 7) return CAPTURE_UNSUPPORTED;
-    if (stream < 2 || !count || n_attrs != 1 || index[0] != 0 || attrs->srcAccessOrder != IN_STREAM_ORDER)
-        return INVALID_VALUE;
-    *fail_index = SIZE_MAX;
-    last_flags = (int)attrs->flags;
-    /* CUDA may copy in any order. The reverse order reveals code that relies on an order. */
-    for (size_t i = count; i-- > 0;) {
-        if (!sizes[i]) return INVALID_VALUE;
-        copy(to[i], from[i], sizes[i]);
-    }
     return 0;
 }
 
@@ -226,7 +194,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int wanted, uint64_t fla
     snprintf(newer, sizeof newer, "%s_v2", name);
     *found = dlsym(library, newer);
     if (!*found) *found = dlsym(library, name);
-    if (!strcmp(name, "cuMemcpyBatchAsync") && (version < 12080 || wanted < 12080)) *found = NULL;
+    (void)wanted;
     if (status) *status = !*found;
     return *found ? 0 : 500;
 }

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import deque
 from multiprocessing.connection import Client, Connection, Listener
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -60,7 +61,7 @@ class Wire:
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self.adapters: dict[int, Hardware] = {}
-        self.lines: dict[int, Connection] = {}
+        self.lines: dict[int, SimpleQueue[Any]] = {}
         self.lock = threading.RLock()
         self.is_held = False
         self.held: list[tuple[int, Any]] = []
@@ -101,8 +102,20 @@ class Wire:
             self.arrive(lid, packet)
         else:
             if lid not in self.lines:
-                self.lines[lid] = Client(self.path(lid), "AF_UNIX")
-            self.lines[lid].send(packet)
+                self.lines[lid] = self.line(lid)
+            self.lines[lid].put(packet)
+
+    def line(self, lid: int) -> SimpleQueue[Any]:
+        """Connect to another process; a thread sends, since the lock is held here and a socket may be full."""
+        line, packets = Client(self.path(lid), "AF_UNIX"), SimpleQueue[Any]()
+
+        def transmit() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    line.send(packets.get())
+
+        threading.Thread(target=transmit, daemon=True).start()
+        return packets
 
     def release(self) -> None:
         self.is_held = False

@@ -17,7 +17,6 @@ import cupy as cp  # noqa: E402
 from halox.errors import DeviceError  # noqa: E402
 from halox.runtime.gpu.copies import (  # noqa: E402
     MAX_PITCH,
-    PreparedBatch,
     PreparedMemcpy,
 )
 from halox.runtime.gpu.driver import memory_kind  # noqa: E402
@@ -59,16 +58,6 @@ class TestDriver:
         expected = np.full((6, 8, 17), GUARD, np.uint8)
         expected[:, :7, :13] = cube[:, :7, 2:15]
         assert (target.get() == expected.ravel()).all()
-
-    def test_batch(self, stream):
-        host = coded(5000)
-        source, target = Settled(host), filled(5000)
-        to, at, sizes = np.array([4000, 0, 50]), np.array([3, 700, 1]), np.array([1000, 7, 33])
-        PreparedBatch(to, at, sizes).launch(target.pointer, source.pointer, stream.ptr)
-        expected = np.full(5000, GUARD, np.uint8)
-        for t, a, n in zip(to, at, sizes, strict=True):
-            expected[t : t + n] = host[a : a + n]
-        assert (target.get() == expected).all()
 
     def test_pitch_limit(self):
         runtime = cp.cuda.runtime

@@ -1,33 +1,44 @@
-"""The ``scatter_gather`` path: engines that walk the block lists of both ends, without packing.
+"""The ``scatter_gather`` path: blocks move from the arrays of one end to those of the other, without packing.
 
-After Suresh et al. 2022, section IV. An engine (`halox.paths.scatter_gather.engine`) moves windows of a message. The
-windows are cut at the same bytes at both ends (`windows`). The engine moves them between keys that are mapped once and
-cached (`keys`). Each engine is a protocol:
+A plan asks this module which of three protocols can carry a message. Each has a module, which makes its channel:
 
 - ``process_vm``: NumPy arrays of two ranks of a node, copied by the Linux kernel.
 - ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
-- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters; never chosen automatically.
+- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters (Suresh et al. 2022, in `mlx5`);
+  never chosen automatically.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Channel,
+    ChannelMessages,
+    Job,
+    MessageEnds,
+    Path,
+    Protocol,
+)
 from halox.paths.costs import ProtocolCost
-from halox.paths.messages import Message
+from halox.paths.messages import Message, Part, run_count
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 
 if TYPE_CHECKING:
-    from halox.paths.scatter_gather.engines import Channels
+    from halox.paths.scatter_gather.mlx5.channel import Inbox
+    from halox.paths.scatter_gather.mlx5.keys import Keys
     from halox.runtime.device_arena import DeviceArena
     from halox.runtime.mlx5 import Adapters
 
 PROCESS_VM, COPY_ENGINE, MLX5_UMR = "process_vm", "copy_engine", "mlx5_umr"
-"""Names of the engines and of their protocols."""
+"""Names of the protocols."""
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
 """Smallest blocks, and smallest one-way message, in bytes, that the kernel copies between NumPy arrays without packing.
@@ -40,6 +51,9 @@ BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS = 16 << 10, 1 << 20
 ROW_BYTES = 128
 """Smallest blocks on GPUs, in bytes, for which copy engines are preferred if multiprocessors should stay free: a copy
 engine takes at least as long for each row of a box as for a few hundred bytes."""
+
+MOST_COPIES = 1000
+"""Largest number of driver calls for an end of a message, for the same preference; each takes a microsecond or more."""
 
 
 class Survey(NamedTuple):
@@ -55,6 +69,7 @@ class GpuMemory(NamedTuple):
     is_mapped: bool  # in memory that peers can map
     # Why the rank's adapter cannot register it; None if it can, "" without an adapter.
     why_not_registered: str | None
+    copies: int = 0  # of the driver, if each part were packed by itself
 
 
 def survey_of(context: Context) -> Survey:
@@ -68,13 +83,27 @@ def _why_not_registered(context: Context) -> str | None:
     adapters = survey_of(context).adapters
     if adapters is None or adapters.own is None or context.device is None:
         return ""
-    from halox.paths.scatter_gather.mlx5_gpu import why_not_registered
+    from halox.paths.scatter_gather.mlx5.gpu import why_not_registered
 
     return why_not_registered(adapters.own, context.device)
 
 
+def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
+    from halox.paths.scatter_gather.mlx5.channel import make_keys
+
+    adapters = survey_of(context).adapters
+    assert adapters is not None and adapters.own is not None
+    return make_keys(context.world, adapters.own)
+
+
+def _least_copies(part: Part) -> int:
+    """Return the number of boxes of a part; the two innermost levels of its strides are the rows and slices of one."""
+    strided = part.strided
+    return run_count(part.datatype, part.count) if strided is None else prod(strided.counts[:-2])
+
+
 class ScatterGatherPath(Path):
-    """Moves messages without packing; its protocols are the engines."""
+    """Moves messages without packing."""
 
     name = "scatter_gather"
     protocols = (
@@ -115,6 +144,7 @@ class ScatterGatherPath(Path):
         return GpuMemory(
             not relocatable and self._is_mapped(message, arrays, arena),
             context.once(_why_not_registered),
+            sum(map(_least_copies, message.parts)),
         )
 
     @staticmethod
@@ -127,7 +157,7 @@ class ScatterGatherPath(Path):
         return True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the engines that can access both ends."""
+        """Offer the protocols that can access both ends."""
         if ends.selection.operation == "add":
             return "accumulate needs a copy"
         if not ends.are_near:
@@ -139,12 +169,11 @@ class ScatterGatherPath(Path):
     def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the kernel, preferred for long blocks."""
         result: Survey | None = ends.selection.surveys.get(self.name)
-        sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
+        sender, block = ends.sender, ends.block_bytes
         if result is None:
             return "it is not known whether the kernel copies between the ranks"
-        why = result.attachments.why_not(sender.rank, receiver.rank)
-        if why is not None:
-            return why
+        if result.attachments.refused is not None:
+            return result.attachments.refused
         least = (
             (BLOCK_BYTES, MESSAGE_BYTES)
             if sender.is_one_way
@@ -167,11 +196,13 @@ class ScatterGatherPath(Path):
             if why is None and memory is not None and memory.why_not_registered is not None:
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
-            return f"ranks {a} and {b} are on different nodes, and {why}"
+            return (
+                f"ranks {a} and {b} are on different nodes, where mlx5_umr alone works, and {why}"
+            )
         return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why an engine cannot work between two ranks."""
+        """Return why a protocol cannot work between two ranks."""
         a, b = ends.sender, ends.receiver
         if protocol == MLX5_UMR and ends.are_near:
             return (
@@ -199,16 +230,58 @@ class ScatterGatherPath(Path):
             why = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
-        preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
+        preferred = (
+            ends.selection.leave_sms
+            and ends.block_bytes >= ROW_BYTES
+            and all(end is None or end.copies <= MOST_COPIES for end in (sender, receiver))
+        )
         return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 
-    def negotiate(self, build: Build) -> Channels:
-        """Swap keys with the peers, engine by engine."""
-        from halox.paths.scatter_gather.engines import make_channels
+    def negotiate(self, build: Build) -> dict[str, Any]:
+        """Make the channels with the peers, protocol by protocol; None on a rank without messages for one."""
+        makers = {
+            PROCESS_VM: self._make_process_vm,
+            COPY_ENGINE: self._make_copy_engine,
+            MLX5_UMR: self._make_mlx5,
+        }
+        return {
+            name: make(build, build.job(self, name))
+            for name, make in makers.items()
+            if (self.name, name) in build.chosen
+        }
 
-        return make_channels(build, self)
+    def _make_process_vm(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.process_vm import make_channel
 
-    def channels(self, build: Build, agreed: Channels) -> Sequence[ChannelMessages]:
+        pids = survey_of(build.context).attachments.pids
+        return make_channel(build.world, job, pids, build.links.get(self.name))
+
+    def _make_copy_engine(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.copy_engine import make_channel
+
+        context, memory = build.context, None
+        if context.device_arena is not None and context.events is not None:
+            memory = context.device_arena, context.events
+        directions = {m.key: self._direction(build, m) for m in job.messages}
+        return make_channel(build.world, job, directions, memory, build.links.get(self.name))
+
+    def _direction(self, build: Build, message: Message) -> Literal["put", "get"]:
+        """Return "put" if the receiver's arrays can be mapped, else "get"; the same at both ends."""
+        receiver: GpuMemory | None = (
+            build.peer_info(self, message)
+            if message.direction == "send"
+            else self.describe(message, build.whole.arrays, build.context, relocatable=False)
+        )
+        return "put" if receiver is not None and receiver.is_mapped else "get"
+
+    def _make_mlx5(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.mlx5.channel import make_channel
+
+        context = build.context
+        keys = partial(context.once, _mlx5_keys)
+        return make_channel(build.world, job, keys, context.device_arena)
+
+    def channels(self, build: Build, agreed: dict[str, Any]) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)

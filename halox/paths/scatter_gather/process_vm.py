@@ -1,80 +1,174 @@
-"""The ``process_vm`` engine: Linux copies between the memory of two processes of a node, block list to block list.
+"""The protocol ``process_vm``: Linux copies between NumPy arrays of two ranks of a node, block list to block list.
 
-A key is a list of addresses. The engine can access any memory of a rank, so that no memory is registered, and keys of
-other arrays of a layout follow from known keys.
+The ranks swap their block lists when a plan is made, and both cut them alike (`halox.packing.common_blocks`). Between
+ranks that send in both directions each rank reads the messages that it receives. If a message has no counterpart in the
+opposite direction, each end moves half of it, so that neither end waits while its peer works::
+
+    A: cells final | ready=e | wait for B's ready=e | write the first half | read=e | wait for B's read=e | return
+    B: halo free   | ready=e | wait for A's ready=e | read the second half | read=e | wait for A's read=e | return
+
+A rank writes the addresses of its arrays beside its flags before it signals "ready", so that a plan can move to other
+arrays of the same layouts.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.scatter_gather import PROCESS_VM
-from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey, Transfer
-from halox.paths.scatter_gather.windows import Int64Array
-from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Iovec, MemoryCopy
+from halox.packing.common_blocks import BlockColumns, CommonBlocks, Int64Array, common_blocks
+from halox.paths.base import Job
+from halox.paths.in_place import InPlaceChannel
+from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.blocks import blocks_of
+from halox.runtime.arrays import address_of
+from halox.runtime.cross_memory import MOST_BLOCKS, Iovec, MemoryCopy
+from halox.runtime.handshake import handshake
+from halox.runtime.world import World
 
-WINDOWS, WINDOW_BYTES = 2, 8 << 10
-"""Smallest number of windows of a message, to be divided between its ends, and smallest window, in bytes.
+LEAST_SHARED_BYTES = 16 << 10
+"""Smallest message, in bytes, that both ends share: a call takes about 1 us, as copying 8 KiB does."""
 
-A window is a call of about 1 us; copying 8 KiB takes at least as long.
-"""
+_MOST_CACHED = 64
+_LINE_BYTES = 64
+
+Bases = tuple[int, ...]
+"""Addresses of the first elements of a rank's arrays."""
+
+Lists = Mapping[tuple[str, int], BlockColumns]
+"""Block lists of a rank's ends of messages, by direction and tag."""
 
 
-class ProcessVm(Engine):
-    """Mover of windows between processes of a node; ``pids`` has the process IDs of the ranks of the node."""
+class _Share(NamedTuple):
+    """Blocks of a message that this rank copies; its own blocks are the source if it writes, else the target."""
 
-    name = PROCESS_VM
-    limits = Limits(
-        entries=MOST_BLOCKS,
-        key_bytes=MOST_BYTES,
-        pool=0,
-        windows=WINDOWS,
-        window_bytes=WINDOW_BYTES,
-    )
-    needs_registration = False
+    kind: Literal["read", "write"]
+    peer: int
+    blocks: CommonBlocks
 
-    def __init__(self, rank: int, pids: Mapping[int, int]) -> None:
-        self._rank, self._pids = rank, pids
 
-    def export(self, key: Key) -> RemoteKey:
-        """Return the addresses and lengths of the key's blocks, each with the number of its array."""
-        window = key.window
-        assert window is not None
-        blocks = window.addresses, window.lengths, window.array_of
-        return RemoteKey(nbytes=window.nbytes, blocks=blocks)
+class ProcessVmChannel(InPlaceChannel):
+    """Moves arrays directly between processes; see the module. ``pids`` has the process IDs of the node's ranks."""
 
-    def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
-        """Return a peer's key for arrays that are shifted by some bytes."""
-        addresses, lengths, array_of = remote.blocks
-        moved = addresses + np.array(shifts, np.int64)[array_of]
-        return replace(remote, blocks=(moved, lengths, array_of))
+    is_movable = True
 
-    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
-        """Prepare the kernel's system call, which completes the window's transfer."""
-        window = key.window
-        assert window is not None and window.nbytes == remote.nbytes
-        kind: Literal["read", "write"] = "write" if direction == "put" else "read"
-        theirs = iovec(*remote.blocks[:2])
-        own = iovec(window.addresses, window.lengths)
-        return partial(self._move, MemoryCopy(kind, self._pids[peer], own, theirs), peer)
+    def __init__(self, job: Job, pids: Mapping[int, int], link: NodeLink) -> None:
+        super().__init__(link, job.peers, job.peers)
+        self._job, self._pids, self.messages = job, pids, job.messages
+        self._blocks = {m.key: blocks_of(m) for m in job.messages}
+        self._words = link.words()
+        self._origins = [array.origin for array in job.arrays]
+        self._bases: Bases = tuple([array.pointer for array in job.arrays])
+        self._shares: list[_Share] = []
+        # By the addresses of this rank's and the peers' arrays, the least recently used first.
+        self._cached: dict[tuple[Bases, ...], list[tuple[int, MemoryCopy]]] = {}
+        self._addresses: tuple[Bases, ...] = ()
+        self._copies: list[tuple[int, MemoryCopy]] = []
 
-    def _move(self, call: MemoryCopy, peer: int) -> None:
-        try:
-            call()
-        except OSError as error:
-            raise _failure(error, self._rank, peer) from error
+    def lists(self) -> dict[int, Lists]:
+        """Return for each peer the block lists of all messages with it."""
+        lists: dict[int, dict[tuple[str, int], BlockColumns]] = {}
+        for m in self.messages:
+            lists.setdefault(m.peer, {})[m.direction, m.tag] = self._blocks[m.key]
+        return dict(lists)
+
+    def open(self, theirs: Mapping[int, Lists]) -> ProcessVmChannel:
+        """Take the block lists of the peers, and return the channel."""
+        both_ways = self._job.both_ways
+        for m in self.messages:
+            own, other = self._blocks[m.key], theirs[m.peer][m.opposite]
+            sent, received = (own, other) if m.direction == "send" else (other, own)
+            half = 0
+            if m.peer not in both_ways and m.nbytes >= LEAST_SHARED_BYTES:
+                half = m.nbytes // 2 // _LINE_BYTES * _LINE_BYTES
+            blocks = common_blocks(sent, received, half)
+            first = int(np.searchsorted(np.cumsum(blocks.lengths), half, "right"))
+            if m.direction == "receive":
+                self._shares.append(_Share("read", m.peer, blocks.some(slice(first, None))))
+            elif first:
+                self._shares.append(_Share("write", m.peer, blocks.some(slice(first))))
+        peers = list(dict.fromkeys(share.peer for share in self._shares))
+        self._peer_words = [self._link.words(peer) for peer in peers]
+        self._place = {peer: n for n, peer in enumerate(peers)}
+        return self
+
+    def abandon(self) -> None:
+        """Release everything, after an error that was raised on all ranks."""
+        self.close()
+        self.free()
+
+    def views(self, memories: Sequence[memoryview]) -> Bases:
+        """Return the addresses of other arrays."""
+        return tuple(
+            [address_of(memory) + n for memory, n in zip(memories, self._origins, strict=True)]
+        )
+
+    def bind(self, views: Bases) -> None:
+        """Use the arrays at some addresses."""
+        self._bases = views
+
+    def run(self) -> None:
+        """Let the peers access this rank's arrays."""
+        for n, base in enumerate(self._bases):
+            self._words[n] = base
+        super().run()
+
+    def _move(self) -> None:
+        addresses = (self._bases, *map(tuple, self._peer_words))
+        if addresses != self._addresses:
+            copies = self._cached.pop(addresses, None) or self._copies_between(*addresses)
+            if len(self._cached) >= _MOST_CACHED:
+                del self._cached[next(iter(self._cached))]
+            self._cached[addresses] = copies
+            self._addresses, self._copies = addresses, copies
+        for peer, copy in self._copies:
+            try:
+                copy()
+            except OSError as error:
+                raise _failure(error, self._world.rank, peer) from error
+
+    def _copies_between(self, own: Bases, *theirs: Bases) -> list[tuple[int, MemoryCopy]]:
+        """Prepare the copies between this rank's arrays and its peers' arrays at some addresses."""
+        copies = []
+        for kind, peer, blocks in self._shares:
+            other = theirs[self._place[peer]]
+            ends = (own, other) if kind == "write" else (other, own)
+            at = blocks.at(*ends)
+            for start in range(0, at.lengths.size, MOST_BLOCKS):
+                part = at.some(slice(start, start + MOST_BLOCKS))
+                sides = iovec(part.source, part.lengths), iovec(part.target, part.lengths)
+                here, there = sides if kind == "write" else sides[::-1]
+                copies.append((peer, MemoryCopy(kind, self._pids[peer], here, there)))
+        return copies
 
 
 def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:
-    """Return blocks as an array of the kernel's ``struct iovec``."""
-    return np.stack([addresses, lengths], axis=1).astype(np.uint64)
+    """Return blocks as an array of the kernel's ``struct iovec``, adjacent ones merged."""
+    first = np.append(0, np.flatnonzero(addresses[1:] != addresses[:-1] + lengths[:-1]) + 1)
+    merged = np.stack([addresses[first], np.add.reduceat(lengths, first)], axis=1)
+    return merged.astype(np.uint64)
+
+
+def make_channel(
+    world: World, job: Job, pids: Mapping[int, int], link: NodeLink | None
+) -> ProcessVmChannel | None:
+    """Make the channel of a job together with its peers, None on a rank without messages; collective over the world."""
+
+    def begin() -> ProcessVmChannel | None:
+        return None if link is None or not job.messages else ProcessVmChannel(job, pids, link)
+
+    channel: ProcessVmChannel | None = handshake(
+        world,
+        begin,
+        (lambda channel, _: channel.lists(), ProcessVmChannel.open),
+        "the making of a plan",
+        peers=lambda _: job.peers,
+    )
+    return channel
 
 
 def _failure(error: OSError, rank: int, peer: int) -> HaloxError:

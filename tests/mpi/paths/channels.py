@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.packing.copy_boxes import Blocks
+from halox.packing.common_blocks import CommonBlocks
 from halox.paths.base import Job
 from halox.paths.buffers import (
     Buffer,
@@ -36,10 +36,7 @@ from halox.paths.host.packed import HostChannel
 from halox.paths.ipc import make_ipc_channel
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import make_with_peers
-from halox.paths.scatter_gather.copy_channel import CopyChannel
-from halox.paths.scatter_gather.copy_engine import CopyEngine
-from halox.paths.scatter_gather.keys import Keys
+from halox.paths.scatter_gather.copy_engine import make_channel as make_copy_channel
 from halox.paths.staged.pipeline import StagedPipeline, Work
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import borrow
@@ -357,18 +354,15 @@ class CopyRig(RecordedRig):
         self.refused = refused
         room = "halox.paths.scatter_gather"
         for name, fake in {
+            "copy_engine.boxes_of": lambda blocks: blocks,
             "copy_engine.PreparedCopies": self.prepared,
-            "copy_channel.SIDE_STREAMS": Pool(SideStream),
-            "copy_channel.why_not_captured": lambda device: self.refused,
+            "copy_engine.SIDE_STREAMS": Pool(SideStream),
+            "copy_engine.why_not_captured": lambda device: self.refused,
             "graph_flags.PreparedWords": self.gpu.words,
         }.items():
             monkeypatch.setattr(f"{room}.{name}", fake)
-        arena: Any = self.arena
-        self.engine = CopyEngine(arena)
-        self.engine.map = lambda key, window: setattr(key, "window", window)  # type: ignore[method-assign]
-        self.keys = Keys(self.engine)
 
-    def prepared(self, blocks: Blocks, device: int) -> Any:
+    def prepared(self, blocks: CommonBlocks, device: int) -> Any:
         """Record the copies between two areas as one kernel."""
         source, target = (
             np.concatenate(
@@ -381,8 +375,8 @@ class CopyRig(RecordedRig):
         return self.gpu.launch(steps)
 
     def channel_of(self, job: Job, ways: Any, link: NodeLink) -> Any:
-        engine = self.keys, self.engine, self.events
-        return make_with_peers(self.world, lambda: CopyChannel(job, ways, *engine, link), job)
+        memory: Any = (self.arena, self.events)
+        return make_copy_channel(self.world, job, ways, memory, link)
 
     def capture(self, form: str = "run") -> list[Any]:
         """Capture an exchange in a graph, as a call of the plan or as start and finish."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from halox.errors import StateError
+from halox.errors import HaloxError, StateError
 from tests.fakes.fake_gpu import Work
 from tests.mpi.conftest import agree, on_first
 from tests.mpi.paths.channels import CopyRig, chain, mixed, ring
@@ -171,3 +171,16 @@ def test_refused_before_anything_happens(refusing: str, rig: Make, comm: MPI.Int
     made.gpu.current.ptr = made.gpu.current.ptr or 11
     made.step(1)
     assert made.is_right()
+
+
+def test_flags_that_cannot_be_allocated(rig: Make, comm: MPI.Intracomm) -> None:
+    """All ranks raise, and the events of the channel are free again."""
+    made = rig("put")
+    made.leave()
+    before = made.events.acquire(4)
+    made.events.release(before)
+    made.arena.is_full = comm.rank == 1
+    with pytest.raises((HaloxError, MemoryError)):
+        made.make()
+    made.arena.is_full = False
+    assert sorted(made.events.acquire(4)) == sorted(before)

@@ -32,23 +32,21 @@ PATH = "scatter_gather/copy_engine"
 
 
 @pytest.fixture
-def machine(
-    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """Simulate one GPU, shared by all ranks; yield the driver, of a version, which counts its calls."""
+def machine(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Simulate one GPU, shared by all ranks; yield the driver, which counts its calls."""
     gpu = Machine(comm.rank, shared=True)
     gpu.install(monkeypatch)
     event = SimpleNamespace(ptr=0)
     side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
     for name, fake in {
-        "paths.scatter_gather.copy_channel.SIDE_STREAMS": Pool(lambda device: side),
-        "paths.scatter_gather.copy_channel.why_not_captured": lambda device: None,
+        "paths.scatter_gather.copy_engine.SIDE_STREAMS": Pool(lambda device: side),
+        "paths.scatter_gather.copy_engine.why_not_captured": lambda device: None,
         "runtime.device_arena.DeviceArena": MappedArena,
     }.items():
         monkeypatch.setattr(f"halox.{name}", fake)
     with ExitStack() as stack:
         stack.enter_context(host_launches())
-        fake = stack.enter_context(fake_driver(getattr(request, "param", 13000)))
+        fake = stack.enter_context(fake_driver())
         fake.gpu = gpu
         yield fake
 
@@ -59,7 +57,6 @@ def of_grid(comm: MPI.Intracomm, n: int) -> tuple[halox.Grid, Any]:
     return grid, grid.zeros("u1", components=(n,)).reshape(n)
 
 
-@pytest.mark.parametrize("machine", [13000, 12020], ids=["batches", "copy by copy"], indirect=True)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_halos(axis: int, machine: Any, comm: MPI.Intracomm) -> None:
     """Fields of several dtypes, with edges, corners and uneven blocks, are right after every step."""

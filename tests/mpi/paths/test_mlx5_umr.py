@@ -130,6 +130,47 @@ def test_halos_of_grids(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
             assert agree(all(same), ranks) and (fields[0][0] >= 0).all()
 
 
+def test_more_blocks_than_the_keys_of_a_message_hold(
+    wire: fake_verbs.Wire, ranks: MPI.Intracomm
+) -> None:
+    """All ranks raise; a message with fewer blocks takes the path."""
+    low, high = (ranks.rank - 1) % ranks.size, (ranks.rank + 1) % ranks.size
+    x, y = np.arange(60_000, dtype="u1"), np.zeros(60_000, "u1")
+    for n, fits in ((9000, False), (4000, True)):
+        kind = dt.indexed_block(1, np.cumsum(np.arange(n) % 7 + 2), "u1")
+        sends, receives = [Send(x, kind, high)], [Recv(y, kind, low)]
+        if not fits:
+            with pytest.raises(PathError, match="agree on no chunk size"):
+                Exchange(sends, receives, comm=ranks, path=PATH)
+            continue
+        with Exchange(sends, receives, comm=ranks, path=PATH) as exchange:
+            exchange()
+        places = np.cumsum(np.arange(n) % 7 + 2)
+        assert agree(bool((y[places] == x[places]).all()), ranks)
+
+
+def test_large_messages_from_all_to_all(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
+    """More bytes are on the way in both directions than sockets between the stand-ins hold."""
+    n, peers = 1 << 20, [rank for rank in range(ranks.size) if rank != ranks.rank]
+    ends = [(rank, tag) for rank in peers for tag in range(4)]
+    kind = dt.vector(16, n // 16, n // 16 + 8, "u1")
+    x = np.arange(kind.extent) % 251
+    out = [(x + rank + tag).astype("u1") for rank, tag in ends]
+    into = [np.zeros(n, "u1") for _ in ends]
+    sends = [Send(a, kind, rank, tag=tag) for a, (rank, tag) in zip(out, ends, strict=True)]
+    receives = [
+        Recv(a, dt.contiguous(n, "u1"), rank, tag=tag)
+        for a, (rank, tag) in zip(into, ends, strict=True)
+    ]
+    inside = np.arange(kind.extent) % (n // 16 + 8) < n // 16
+    came = [(x + ranks.rank + tag).astype("u1")[inside] for _, tag in ends]
+    with Exchange(sends, receives, comm=ranks, path=PATH) as exchange:
+        for _ in range(3):
+            exchange()
+            same = [bool((a == b).all()) for a, b in zip(into, came, strict=True)]
+            assert agree(all(same), ranks)
+
+
 def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` gives the reason; if the path is requested, all ranks raise, although only one lacks pyverbs."""
     if ranks.rank == 1:
@@ -142,7 +183,7 @@ def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.Mo
         near = [row for row in report.rows if 1 in (row.peer, ranks.rank)]
         assert near or ranks.size > 2
         for row in near:
-            said = "on different nodes, and rank 1 has no mlx5 adapter: pyverbs cannot be imported"
+            said = "rank 1 has no mlx5 adapter: pyverbs cannot be imported"
             assert row.path == "host" and said in row.why_not["scatter_gather"]
     with halox.Grid((4 * ranks.size, 6), path=PATH, **options) as grid:
         with pytest.raises(PathError) as caught:

@@ -167,10 +167,9 @@ def test_a_kernel_that_refuses_on_one_side(
     own = fresh(comm)
     x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
     with ring(own, x, y) as exchange:
-        assert taken(exchange) <= {"host/shared", PATH}
+        assert taken(exchange) == {"host/shared"}, "on the whole node"
         for row in exchange.explain().rows:
-            if 1 in (row.peer, comm.rank):
-                assert "rank 1 cannot reach the memory of rank" in row.why_not["scatter_gather"]
+            assert "rank 1 cannot reach the memory of rank" in row.why_not["scatter_gather"]
         exchange()
     check(comm, y)
     with pytest.raises(PathError) as caught:
@@ -197,12 +196,8 @@ def test_a_process_that_is_not_the_rank(
         monkeypatch.setattr(os, "getpid", lambda: parent)
     found = survey(world)
     assert ("write", parent) not in written
-    for rank in range(comm.size):
-        if rank != 1:
-            why = found.why_not(rank, 1)
-            assert why is not None and "PID namespaces" in why and why == found.why_not(1, rank)
-    if comm.size > 2:
-        assert found.why_not(0, 2) is None
+    assert found.refused is not None and "PID namespaces" in found.refused
+    assert len(set(comm.allgather(found.refused))) == 1
     world.close()
     own.Free()
 
@@ -226,7 +221,7 @@ def test_ranks_of_other_pid_namespaces(
         ("copy_engine", "these arrays are NumPy's"),
         ("mlx5_umr", "mlx5_umr is for different nodes, and ranks"),
         ("pigeon", "there is no protocol 'scatter_gather/pigeon' of the path"),
-        ("process_vm", "are on different nodes"),
+        ("process_vm", "on different nodes, where mlx5_umr alone works"),
     ],
 )
 @pytest.mark.parametrize("by", ["argument", "variable"])

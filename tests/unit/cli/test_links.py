@@ -29,7 +29,7 @@ def judged(link: Link, a: Machine, b: Machine) -> Link:
 
 
 def found(link: Link, a: Machine, b: Machine) -> list[str]:
-    return findings([judged(link, a, b)], (a, b), {})
+    return findings([judged(link, a, b)], (a, b), None)
 
 
 # Sampling
@@ -176,7 +176,7 @@ def test_causes(cause: str, link: Link, ends: tuple[Machine, Machine]) -> None:
 
 def test_only_the_slowest_link_of_a_cause_is_shown() -> None:
     pairs = [Link((0, 1), rate=rate, expected=9.0, path="host/shared") for rate in (0.5, 0.6, 2.0)]
-    lines = findings(pairs, (machine(), machine(1)), {})
+    lines = findings(pairs, (machine(), machine(1)), None)
     assert len(lines) == 1 and "slow shared memory, ranks 0, 1: 0.5 GB/s" in lines[0]
 
 
@@ -196,11 +196,11 @@ def test_only_the_slowest_link_of_a_cause_is_shown() -> None:
     ],
 )
 def test_causes_in_machines(cause: str, machines: list[Machine]) -> None:
-    assert [line[: len(cause)] for line in findings([], machines, {})] == [cause] * bool(cause)
+    assert [line[: len(cause)] for line in findings([], machines, None)] == [cause] * bool(cause)
 
 
 def test_cross_memory_attach_that_is_not_permitted() -> None:
-    (line,) = findings([], [machine(), machine(1)], {(0, 1): "the reason", (1, 0): "x"})
+    (line,) = findings([], [machine(), machine(1)], "the reason")
     assert line.startswith("no cross-memory attach") and "the reason" in line
 
 

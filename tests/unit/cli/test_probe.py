@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.paths.scatter_gather import mlx5_probe as probe
+from halox.paths.scatter_gather.mlx5 import probe
 from tests import support
 from tests.fakes import fake_verbs
 from tests.fakes.fake_driver import fake_driver

@@ -9,9 +9,9 @@ import numpy as np
 
 from halox import datatypes as dt
 from halox.paths.messages import Message, Part
-from halox.paths.scatter_gather.keys import Keys, Memory, Rounds
-from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.windows import MessageBlocks, agreed_chunk, propose
+from halox.paths.scatter_gather.mlx5.engine import Mlx5Engine
+from halox.paths.scatter_gather.mlx5.keys import Keys, Memory
+from halox.paths.scatter_gather.mlx5.windows import MessageBlocks, agreed_chunk, propose
 from halox.runtime import mlx5
 from halox.runtime.waiting import Waiter
 
@@ -33,7 +33,7 @@ class Pair:
 
     def __init__(self, *limits: Mapping[str, int]) -> None:
         self.engines = [
-            Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
+            Mlx5Engine(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
             for rank in (0, 1)
         ]
         invited = [engine.invite([1 - rank]) for rank, engine in enumerate(self.engines)]
@@ -53,7 +53,7 @@ class Link:
         self.pair = pair
         proposals = [propose(b, e.limits) for b, e in zip(ends, pair.engines, strict=True)]
         chunk = agreed_chunk(*proposals, ends[0].nbytes)
-        assert chunk
+        assert chunk is not None
         self.lists = [
             keys.acquire(b, chunk, m) for keys, b, m in zip(pair.keys, ends, memory, strict=True)
         ]
@@ -61,29 +61,20 @@ class Link:
             keys.export(own, 1 - n)
             for n, (keys, own) in enumerate(zip(pair.keys, self.lists, strict=True))
         ]
-        self.rounds = [
-            Rounds(
-                keys,
-                self.lists[n],
-                1 - n,
-                self.exports[1 - n],
-                keys.accept(1 - n, self.exports[1 - n]),
-            )
-            for n, keys in enumerate(pair.keys)
-        ]
-        assert self.rounds[0].count == self.rounds[1].count
+        self.rkeys = pair.keys[0].accept(1, self.exports[1])
+        pair.keys[1].accept(0, self.exports[0])
+        assert len(self.rkeys) == len(self.lists[0].keys) == len(self.lists[1].keys)
+
+    def post(self) -> None:
+        last = len(self.rkeys) - 1
+        for n, (key, rkey) in enumerate(zip(self.lists[0].keys, self.rkeys, strict=True)):
+            self.pair.engines[0].write(1, rkey, 7 if n == last else None, key)
 
     def move(self) -> None:
         sender, receiver = self.pair.engines
-        for number in range(self.rounds[0].count):
-            for rounds in self.rounds:
-                rounds.enter(number)
-            *first, last = self.rounds[0].transfers("put", number)
-            for transfer in first:
-                transfer()
-            last(7)
-            sender.complete()
-            assert receiver.arrivals() == [(0, 7)]
+        self.post()
+        sender.complete()
+        assert receiver.arrivals() == [(0, 7)]
 
     def release(self) -> None:
         for keys, own in zip(self.pair.keys, self.lists, strict=True):

@@ -14,10 +14,7 @@ import pytest
 
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
-from halox.paths.messages import Message
-from halox.paths.scatter_gather.mlx5_channel import Inbox, _MessageEnd
-from halox.paths.scatter_gather.mlx5_umr import ENTRIES
-from halox.paths.scatter_gather.windows import Window
+from halox.paths.scatter_gather.mlx5.windows import ENTRIES, Window
 from halox.runtime import mlx5
 from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter
@@ -43,7 +40,6 @@ def link(types: Any, arrays: Any, pair: Pair | None = None) -> Link:
 
 VECTOR = dt.vector(96, 512, 1024, "u1")
 FACE = dt.subarray((24, 64, 64), (24, 64, 32), (0, 0, 16), "u1")
-FEW_KEYS = {"keys": 2, "pool": 2}
 BACKWARDS = dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
 LAYOUTS = {
     "strided to a box": (VECTOR, FACE),
@@ -106,44 +102,26 @@ def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
 
 
 def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
-    sent, received, _ = filled((VECTOR, VECTOR))
+    sent, received, wanted = filled((VECTOR, VECTOR))
     ends = link((VECTOR, VECTOR), (sent, received))
-    own = ends.lists[0]
+    own, engine = ends.lists[0], ends.pair.engines[0]
+    (window,) = blocks_of(VECTOR).windows(VECTOR.size, own.key[1], own.registrations)
     wire.is_held = True
-    ends.rounds[0].transfers("put", 0)[0]()
-    engine, key = ends.pair.engines[0], own.keys[0]
-    assert not engine.is_idle(own.keys)
+    ends.post()
     with pytest.raises(PathError):
-        engine.map(key, own.windows[0])
+        engine.map(own.keys[0], window)
     wire.release()
     engine.complete()
-    assert engine.is_idle(own.keys)
-    engine.map(key, own.windows[0])
-
-
-def test_the_next_round_waits_for_the_keys_of_the_last(wire: fake_verbs.Wire) -> None:
-    """The receiver may be ready for the next round before the sender has the completions of its own writes."""
-    sent, received, _ = filled((VECTOR, BACKWARDS))
-    ends = link((VECTOR, BACKWARDS), (sent, received), Pair(FEW_KEYS))
-    inbox = Inbox(ends.pair.engines[0])
-    end = _MessageEnd(Message(1, "send", ()), ends.rounds[0], inbox, inbox.new_number(), 99)
-    end.start()
-    wire.is_held = True
-    for _ in range(2):
-        inbox._unread[1] += 1
-        end.step()
-    assert inbox.consume(1), "the second invitation is left for later"
-    inbox._unread[1] += 1
-    wire.release()
-    inbox.collect()
-    end.step()
-    assert not inbox.consume(1)
+    engine.map(own.keys[0], window)
+    ends.post()
+    engine.complete()
+    np.testing.assert_array_equal(received.bytes, wanted)
 
 
 def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
     sent, received, wanted = filled((VECTOR, VECTOR))
     ends = link((VECTOR, VECTOR), (sent, received))
-    region = ends.lists[1].regions[0]
+    region = ends.lists[1].registrations[0]
     receiver = ends.pair.engines[1]
     receiver.deregister(region)
     ends.move()
@@ -158,7 +136,7 @@ def test_a_failed_write_names_the_peer(wire: Any) -> None:
     """The receiver's memory is no longer registered; later transfers fail, too."""
     sent, received, _ = filled((VECTOR, VECTOR))
     ends = link((VECTOR, VECTOR), (sent, received))
-    ends.lists[1].regions[0].handle.close()
+    ends.lists[1].registrations[0].mr.close()
     for _ in range(2):
         with pytest.raises(PathError):
             ends.move()
@@ -215,11 +193,11 @@ def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> Non
     keys, regions = [], []
     for engine, (array, device) in zip(pair, ends, strict=True):
         at = array.ctypes.data
-        regions.append(engine.register(at, array.nbytes, 1, device))
+        regions.append(engine.register(at, array.nbytes, device))
         keys.append(engine.make_key())
-        engine.map(keys[-1], blocks.windows(kind.size, [regions[-1]], [at])[0])
+        engine.map(keys[-1], blocks.windows(kind.size, [at], [regions[-1]])[0])
     assert not fake_verbs.DMABUFS, "the descriptor has been registered"
-    pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)(1)
+    pair[0].write(1, keys[1].rkey, 1, keys[0])
     pair[0].complete()
     inside = np.arange(there.size) % 500 < 300
     inside[kind.extent :] = False
@@ -244,7 +222,7 @@ def test_gpu_memory_that_cannot_be_registered(refusing: str, wire: Any, gpu: Any
     engine, _ = Pair().engines
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PathError, match=said):
-        engine.register(at, 1000, 1, 0)
+        engine.register(at, 1000, 0)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -260,9 +238,9 @@ def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
 def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
     engine, _ = Pair().engines
     values = np.zeros(1 << 16, "u1")
-    region = engine.register(values.ctypes.data, values.nbytes, 1)
+    region = engine.register(values.ctypes.data, values.nbytes)
     at = values.ctypes.data + np.cumsum(np.arange(ENTRIES + 1)) * 8
-    window = Window(at, np.full(ENTRIES + 1, 4), np.full(ENTRIES + 1, region.lkey), at * 0)
+    window = Window(at, np.full(ENTRIES + 1, 4), np.full(ENTRIES + 1, region.lkey), (region,))
     with pytest.raises(PathError):
         engine.map(engine.make_key(), window)
 

@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 
 from halox.errors import DeviceError
-from halox.runtime.gpu import copies, driver, stream_words
-from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu import driver, stream_words
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedMemcpy
 from halox.runtime.gpu.driver import MemoryKind, memory_kind
 from halox.runtime.gpu.stream_words import PreparedWords, WordStep
 from tests.fakes.fake_driver import CAPTURED, STREAM, compiled, fake_driver
 from tests.support import ROOT, require
 
 GUARD = 0xA5
-
-
-@pytest.fixture(params=[13000, 12080, 12020], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
-def fake(request):
-    require("cxx")
-    require("nvrtc")  # the bindings belong to the same package
-    with fake_driver(request.param) as found:
-        yield found
 
 
 @pytest.fixture
@@ -50,12 +42,12 @@ class TestCopies:
     @pytest.mark.parametrize(
         ("shape", "pitches", "counts"),
         [
-            ((1, 1, 900), {}, (1, 0, 0, 0)),
-            ((1, 20, 13), {"target_pitch": 17, "source_pitch": 31}, (0, 1, 0, 0)),
+            ((1, 1, 900), {}, (1, 0, 0)),
+            ((1, 20, 13), {"target_pitch": 17, "source_pitch": 31}, (0, 1, 0)),
             (
                 (5, 7, 13),
                 {"target_pitch": 17, "target_rows": 8, "source_pitch": 31, "source_rows": 9},
-                (0, 0, 1, 0),
+                (0, 0, 1),
             ),
         ],
         ids=["contiguous", "rows", "slices"],
@@ -74,50 +66,22 @@ class TestCopies:
         assert (target == expected).all() and (target != GUARD).any()
         assert newest.counts() == counts and newest["last_stream"] == STREAM
 
-    def test_batch(self, fake):
-        source, target = bytes_of(1000), np.full(1000, GUARD, np.uint8)
-        to, at, sizes = [900, 0, 500], [3, 700, 0], [100, 7, 33]
-        expected = target.copy()
-        for t, a, n in zip(to, at, sizes, strict=True):
-            expected[t : t + n] = source[a : a + n]
-        PreparedBatch(to, at, sizes).launch(address(target), address(source), STREAM)
-        assert (target == expected).all()
-        if fake["version"] >= 12080:
-            assert fake.counts() == (0, 0, 0, 1)
-            assert fake["last_flags"] == 0
-        else:
-            assert fake.counts() == (3, 0, 0, 0)
-
-    @pytest.mark.parametrize("stream", [0, 1, CAPTURED])
-    def test_a_batch_where_none_is_allowed(self, fake, stream):
-        source, target = bytes_of(100), np.full(100, GUARD, np.uint8)
-        batch = PreparedBatch([-10, 50], [20, -5], [8, 5])
-        batch.launch(address(target) + 10, address(source) + 5, stream)
-        expected = np.full(100, GUARD, np.uint8)
-        expected[:8], expected[60:65] = source[25:33], source[:5]
-        assert (target == expected).all()
-        assert fake.counts() == (2, 0, 0, 0)
-        assert fake["last_stream"] == stream
-
     def test_nothing(self, newest):
         PreparedMemcpy(0, 5, 5).launch(0, 0, STREAM)
         PreparedMemcpy(8, 0).launch(0, 0, STREAM)
-        PreparedBatch([], [], []).launch(0, 0, STREAM)
-        assert newest.counts() == (0, 0, 0, 0)
+        assert newest.counts() == (0, 0, 0)
 
     def test_many_threads_share_a_prepared_copy(self, newest):
         rows = PreparedMemcpy(8, 100, target_pitch=8, source_pitch=16)
-        batch = PreparedBatch(np.arange(50) * 8, np.arange(50) * 16, np.full(50, 8))
         wrong = []
 
         def work(number):
             source, target = np.full(200, number, "u8"), np.zeros(100, "u8")
             for _ in range(200):
-                for copy, n in ((rows, 100), (batch, 50)):
-                    target[:] = 0
-                    copy.launch(address(target), address(source), STREAM)
-                    if not (target[:n] == number).all() or target[n:].any():
-                        wrong.append(number)
+                target[:] = 0
+                rows.launch(address(target), address(source), STREAM)
+                if not (target == number).all():
+                    wrong.append(number)
 
         threads = [threading.Thread(target=work, args=(number + 1,)) for number in range(4)]
         for thread in threads:
@@ -153,8 +117,6 @@ class TestErrors:
         require("nvrtc")
         with fake_driver(without=("cuMemcpy3DAsync_v2",)), pytest.raises(DeviceError):
             PreparedMemcpy(8, 2, 2).launch(0, 0, STREAM)
-        with fake_driver(12020):
-            assert copies.batch_function() is None
 
 
 class TestAddresses:

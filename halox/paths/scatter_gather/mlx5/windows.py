@@ -16,26 +16,42 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from halox.packing.common_blocks import Int64Array
 from halox.paths.messages import Message
+from halox.paths.scatter_gather.blocks import blocks_of
+from halox.runtime.mlx5 import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from halox.paths.scatter_gather.engine import Limits, RegisteredRegion
+    from halox.paths.scatter_gather.mlx5.engine import Registration
 
-Int64Array = npt.NDArray[np.int64]
+ENTRIES = INLINE_BYTES // 16
+"""Entries of a list, 16 bytes each, that fit into the work request that maps a key."""
 
-MOST_WINDOWS = 1 << 16
-"""Largest number of windows of a message: half of the bits of an immediate count them."""
+MOST_STRIDE = (1 << 16) - 1
+"""Largest distance from block to block of a strided pattern, in bytes."""
 
-_FINER = 4
+MOST_WINDOWS = 256
+"""Largest number of windows of a message, each of which needs a key, so that other messages find keys, too."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an adapter's keys; each is a maximum."""
+
+    entries: int = ENTRIES  # of a key; blocks of a list
+    repeats: int = 1 << 20  # blocks of a strided pattern, which is a single entry
+    stride_bytes: int = MOST_STRIDE
+    key_bytes: int = 1 << 30  # bytes of a window
+    keys: int = 1 << 14  # at a time
+    pool: int = 64  # keys made at a time, in advance
 
 
 @dataclass(frozen=True, eq=False)
 class MessageBlocks:
     """Blocks of a message in packed order, merged, relative to its arrays."""
 
-    arrays: tuple[int, ...]  # numbers of the message's arrays, in the order of their first part
+    arrays: tuple[int, ...]  # numbers of the message's arrays in the plan
     array_of: Int64Array  # for each block its array, as an index into ``arrays``
     offsets: Int64Array  # for each block its offset from that array's first element, in bytes
     lengths: Int64Array  # for each block its bytes
@@ -43,22 +59,9 @@ class MessageBlocks:
     @classmethod
     def of(cls, message: Message) -> MessageBlocks:
         """List the blocks of a message."""
-        arrays = tuple(dict.fromkeys(part.array for part in message.parts))
-        lists = [part.datatype.blocks(part.count) for part in message.parts]
-        array_of = np.repeat(
-            np.array([arrays.index(part.array) for part in message.parts], np.int64),
-            [blocks.n_blocks for blocks in lists],
-        )
-        offsets = np.concatenate([blocks.offsets for blocks in lists])
-        lengths = np.concatenate([blocks.lengths for blocks in lists])
-        apart = (offsets[1:] != offsets[:-1] + lengths[:-1]) | (array_of[1:] != array_of[:-1])
-        first = np.concatenate(([0], np.flatnonzero(apart) + 1))
-        return cls(
-            arrays,
-            array_of[first],
-            offsets[first],
-            np.add.reduceat(lengths, first),
-        )
+        blocks = blocks_of(message)
+        arrays, array_of = np.unique(blocks.arrays, return_inverse=True)
+        return cls(tuple(arrays.tolist()), array_of, blocks.offsets, blocks.lengths)
 
     @property
     def n_blocks(self) -> int:
@@ -90,18 +93,14 @@ class MessageBlocks:
             return 1
         return int(self.lengths[0]) if (self.lengths == self.lengths[0]).all() else 0
 
-    @cached_property
-    def is_regular(self) -> bool:
-        """Whether all blocks have one length, and are one distance apart."""
-        steps = np.diff(self.offsets)
-        return bool(self.block_bytes and len(self.arrays) == 1 and (steps == steps[:1]).all())
-
     def is_repeated(self, limits: Limits) -> bool:
-        """Whether one entry of an engine's key can describe several of the blocks."""
-        if limits.repeats == 1 or self.n_blocks == 1 or not self.is_regular:
+        """Whether one entry of a key can describe several of the blocks: all of one length and one distance apart."""
+        steps = np.diff(self.offsets)
+        if limits.repeats == 1 or not steps.size or len(self.arrays) > 1 or not self.block_bytes:
             return False
-        step = int(self.offsets[1] - self.offsets[0])
-        return self.block_bytes <= step <= limits.stride_bytes
+        return bool(
+            (steps == steps[0]).all() and self.block_bytes <= steps[0] <= limits.stride_bytes
+        )
 
     def most_window_blocks(self, chunk_bytes: int) -> int:
         """Return the largest number of blocks in a window of ``chunk_bytes`` bytes."""
@@ -111,20 +110,22 @@ class MessageBlocks:
         return int((behind - first).max()) + 1
 
     def windows(
-        self, chunk_bytes: int, regions: Sequence[RegisteredRegion], bases: Sequence[int]
+        self, chunk_bytes: int, bases: Sequence[int], registrations: Sequence[Registration]
     ) -> list[Window]:
-        """Cut the message into windows, with its arrays in some regions and with their first elements at ``bases``."""
+        """Cut the message into windows, with the first elements of its arrays at ``bases`` in registered memory."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
         starts = np.union1d(self.starts, cuts)
         block = np.searchsorted(self.starts, starts, "right") - 1
         array_of = self.array_of[block]
-        addresses = np.asarray(bases, np.int64)[array_of] + self.offsets[block]
+        origins = [base - one.origin for base, one in zip(bases, registrations, strict=True)]
+        addresses = np.asarray(origins, np.int64)[array_of] + self.offsets[block]
         addresses += starts - self.starts[block]
         lengths = np.diff(starts, append=self.nbytes)
         at = np.append(np.searchsorted(starts, cuts), starts.size)
-        lkeys = np.array([region.lkey for region in regions], np.int64)[array_of]
+        lkeys = np.array([one.lkey for one in registrations], np.int64)[array_of]
+        memory = tuple(registrations)
         return [
-            Window(addresses[low:high], lengths[low:high], lkeys[low:high], array_of[low:high])
+            Window(addresses[low:high], lengths[low:high], lkeys[low:high], memory)
             for low, high in zip(at[:-1].tolist(), at[1:].tolist(), strict=True)
         ]
 
@@ -132,10 +133,10 @@ class MessageBlocks:
 class Window(NamedTuple):
     """Blocks that hold consecutive bytes of a message at one end."""
 
-    addresses: Int64Array  # one entry per block in all four columns
+    addresses: Int64Array  # one entry per block in all three columns; as the adapter counts them
     lengths: Int64Array
-    lkeys: Int64Array  # lkey of the block's region
-    array_of: Int64Array  # number of the block's array among the message's arrays
+    lkeys: Int64Array  # lkey of the block's registration
+    registrations: tuple[Registration, ...]  # of the message's arrays
 
     @property
     def nbytes(self) -> int:
@@ -165,23 +166,17 @@ class Proposal(NamedTuple):
 
 
 def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
-    """Choose for one end of a message the largest windows that an engine's keys can hold; local."""
-    nbytes = blocks.nbytes
-
-    def largest(windows: int) -> int:
-        return min(limits.key_bytes, max(nbytes // windows, limits.window_bytes))
-
-    most = largest(limits.windows)
-    block_bytes = blocks.block_bytes
+    """Choose for one end of a message the largest windows that keys can hold; local."""
+    nbytes, block_bytes = blocks.nbytes, blocks.block_bytes
+    most = min(limits.key_bytes, nbytes)
     by_blocks = 0
-    if block_bytes == 1 == blocks.n_blocks:
+    if blocks.n_blocks == 1:
         by_blocks = most
     elif block_bytes:
         repeats = limits.repeats if blocks.is_repeated(limits) else 1
         by_blocks = min(most // block_bytes, limits.entries * repeats) * block_bytes
     # With a power of two the last window may be short; among many windows that matters little.
-    finer = largest(_FINER * limits.windows) if limits.windows > 1 else most
-    by_bytes = 1 << (finer.bit_length() - 1)
+    by_bytes = 1 << (most.bit_length() - 1)
     while (
         nbytes <= by_bytes * MOST_WINDOWS and blocks.most_window_blocks(by_bytes) > limits.entries
     ):
@@ -198,9 +193,9 @@ def agreed_chunk(sender: Proposal, receiver: Proposal, nbytes: int) -> int | Non
 
     Examples
     --------
-    >>> agreed_chunk(Proposal(768, 3072, 2048), Proposal(512, 4096, 2048), 1 << 20)
+    >>> agreed_chunk(Proposal(768, 3072, 2048), Proposal(512, 4096, 2048), 1 << 18)
     3072
-    >>> agreed_chunk(Proposal(768, 3072, 2048), Proposal(0, 0, 1024), 1 << 20)
+    >>> agreed_chunk(Proposal(768, 3072, 2048), Proposal(0, 0, 1024), 1 << 18)
     1024
     """
     most = min(sender.by_blocks, receiver.by_blocks)

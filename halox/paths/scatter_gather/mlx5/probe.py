@@ -14,9 +14,9 @@ import numpy as np
 from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Message, Part
-from halox.paths.scatter_gather.keys import KeyPool
-from halox.paths.scatter_gather.mlx5_umr import ENTRIES, MOST_STRIDE, MappedKey, Mlx5Umr
-from halox.paths.scatter_gather.windows import MessageBlocks, Window
+from halox.paths.scatter_gather.mlx5.engine import MemoryKey, Mlx5Engine
+from halox.paths.scatter_gather.mlx5.keys import KeyPool
+from halox.paths.scatter_gather.mlx5.windows import ENTRIES, MOST_STRIDE, MessageBlocks, Window
 from halox.runtime import mlx5
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.dmabuf import flush_writes
@@ -43,7 +43,7 @@ def collect() -> dict[str, object]:
     """Return the adapter, the limits of its keys and the figures; raises `HaloxError` if the adapter does not work."""
     adapter = mlx5.open_adapter()
     limit_s = timeout_s()
-    pair = [Mlx5Umr(n, adapter, lambda: Waiter(limit_s, crowded=True)) for n in (0, 1)]
+    pair = [Mlx5Engine(n, adapter, lambda: Waiter(limit_s, crowded=True)) for n in (0, 1)]
     addresses = [engine.invite([1 - n])[1 - n] for n, engine in enumerate(pair)]
     for n, engine in enumerate(pair):
         engine.connect({1 - n: addresses[1 - n]})
@@ -70,27 +70,26 @@ def collect() -> dict[str, object]:
 
 
 def _measure(
-    pair: Sequence[Mlx5Umr], kind: str, count: int, block: int, stride: int
+    pair: Sequence[Mlx5Engine], kind: str, count: int, block: int, stride: int
 ) -> dict[str, object]:
     """Write one window from one key to another, repeatedly, and return the timings."""
     blocks = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(count, block, stride, "u1")),)))
     arrays = [np.full(count * stride, _GUARD, "u1") for _ in pair]
     arrays[0][:] = np.arange(count * stride) * 37 % 251
-    keys: list[MappedKey] = []
+    keys: list[MemoryKey] = []
     regions = []
     map_us = []
     for engine, array in zip(pair, arrays, strict=True):
-        region = engine.register(array.ctypes.data, array.nbytes, 1)
+        region = engine.register(array.ctypes.data, array.nbytes)
         key = engine.make_key()
-        (window,) = blocks.windows(count * block, [region], [array.ctypes.data])
+        (window,) = blocks.windows(count * block, [array.ctypes.data], [region])
         map_us += [_map_us(engine, key, window) for _ in range(3)]
         keys.append(key)
         regions.append(region)
-    transfer = pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)
     times = []
     for number in range(_REPEATS):
         begin = time.perf_counter()
-        transfer(number)
+        pair[0].write(1, keys[1].rkey, number, keys[0])
         pair[0].complete()
         times.append(time.perf_counter() - begin)
         if pair[1].arrivals() != [(0, number)]:
@@ -115,13 +114,13 @@ def _measure(
     }
 
 
-def _map_us(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
+def _map_us(engine: Mlx5Engine, key: MemoryKey, window: Window) -> float:
     begin = time.perf_counter()
     engine.map(key, window)
     return (time.perf_counter() - begin) * 1e6
 
 
-def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
+def _dmabuf(pair: Sequence[Mlx5Engine]) -> str:
     """Return whether the adapter can read and write GPU memory, by writes from the host to the GPU and back."""
     if not cuda.gpu_count():
         return "not tried: no usable GPU"
@@ -139,10 +138,8 @@ def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
     cp.cuda.Device().synchronize()
     try:
         regions = [
-            engine.register(at, int(array.nbytes), number + 2, where)
-            for number, (engine, (array, at, where)) in enumerate(
-                zip((pair[0], pair[1], pair[0]), ends, strict=True)
-            )
+            engine.register(at, int(array.nbytes), where)
+            for engine, (array, at, where) in zip((pair[0], pair[1], pair[0]), ends, strict=True)
         ]
     except PathError as error:
         return f"no: {error}"
@@ -151,10 +148,10 @@ def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
         keys = []
         for engine, end in zip(engines, (source, target), strict=True):
             key = engine.make_key()
-            (window,) = blocks.windows(kind.size, [regions[end]], [ends[end][1]])
+            (window,) = blocks.windows(kind.size, [ends[end][1]], [regions[end]])
             engine.map(key, window)
             keys.append(key)
-        engines[0].transfer("put", keys[0], engines[1].export(keys[1]), 1 - first)(1)
+        engines[0].write(1 - first, keys[1].rkey, 1, keys[0])
         engines[0].complete()
         if [number for _, number in engines[1].arrivals()] != [1]:
             return "no: a write to its memory did not arrive"

@@ -1,8 +1,7 @@
 """The ``mlx5_umr`` channel's arrays on a GPU: their memory for the adapter, and the order with the caller's stream.
 
 The adapter reads and writes the arrays independently of all streams. So this rank posts nothing, and permits no peer to
-write, before the stream has reached the exchange. In `finish` the host waits until everything has arrived. This code
-has never run on hardware.
+write, before the stream has reached the exchange. In `finish` the host waits until everything has arrived.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from halox.errors import DeviceError
-from halox.paths.scatter_gather.keys import Memory
+from halox.paths.scatter_gather.mlx5.keys import Memory
 from halox.runtime.arrays import Described, span
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy

@@ -1,40 +1,26 @@
-"""The ``mlx5_umr`` engine: network adapters gather and scatter by keys that refer to lists of blocks.
+"""Memory keys of a network adapter: registration, mapping by user-mode memory registration (UMR), and RDMA writes.
 
 After Suresh et al. 2022, section IV.C-E. A key is an indirect memory key, made once. A work request maps it to the
 blocks of a window: to a strided pattern if all blocks are equally far apart, otherwise to a list. A transfer is one
-RDMA write from a key of this rank to a key of the peer; offsets in both keys count from 0. The last write of a round
-also sends a number to the peer.
+RDMA write from a key of this rank to a key of the peer; offsets in both keys count from 0. A write may also send a
+number, the immediate, which the peer gets when the bytes are in place.
 
 The adapter's limits are the limits of rdma-core's work requests (mlx5dv_wr_post(3)). The entries of a key must fit into
 the request that maps it. Lengths and distances of a strided pattern have 16 bits; longer values are truncated without
 an error.
-
-This code has never run on hardware.
 """
 
 from __future__ import annotations
 
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from halox.errors import DeviceError, PathError
-from halox.paths.scatter_gather import MLX5_UMR
-from halox.paths.scatter_gather.engine import (
-    IMMEDIATE_BITS,
-    Direction,
-    Engine,
-    Key,
-    Limits,
-    RegisteredRegion,
-    RemoteKey,
-    Transfer,
-)
-from halox.paths.scatter_gather.windows import Window
+from halox.paths.scatter_gather.mlx5.windows import ENTRIES, MOST_STRIDE, Limits, Window
 from halox.runtime.mlx5 import (
     ACCESS,
-    INLINE_BYTES,
     SEND_DEPTH,
     SEND_INLINE,
     SEND_SIGNALED,
@@ -46,40 +32,45 @@ from halox.runtime.mlx5 import (
 from halox.runtime.status import ranks_text
 from halox.runtime.waiting import Waiter
 
-ENTRIES = INLINE_BYTES // 16
-"""Entries of a list, 16 bytes each."""
+IMMEDIATE_BITS = 32
 
-MOST_STRIDE = (1 << 16) - 1
-"""Largest distance from block to block of a strided pattern, in bytes."""
-
-_REPEATS = 1 << 20
-_MOST_BYTES = 1 << 30
-_MOST_KEYS, _KEYS_PER_LIST, _POOL = 1 << 14, 256, 64
 _RECEIVED = 0  # work request number of all receives
 
 
-def key_limits(most_message_bytes: int) -> Limits:
-    """Return the limits of an adapter's keys; the adapter moves at most ``most_message_bytes`` bytes per message."""
-    return Limits(
-        entries=ENTRIES,
-        repeats=_REPEATS,
-        stride_bytes=MOST_STRIDE,
-        key_bytes=min(_MOST_BYTES, most_message_bytes),
-        keys=_MOST_KEYS,
-        keys_per_list=_KEYS_PER_LIST,
-        pool=_POOL,
-    )
+class Registration:
+    """Registered memory of this rank, which may be given up while keys refer to it.
+
+    ``origin`` is the address from which requests count: 0 on the host, the start of the dmabuf on a GPU. ``n_keys`` is
+    the number of keys that are mapped to the memory.
+    """
+
+    def __init__(self, mr: Any, origin: int) -> None:
+        self.mr, self.lkey, self.origin = mr, int(mr.lkey), origin
+        self.n_keys, self.has_ended = 0, False
+
+    def close_if_unused(self) -> None:
+        """End the registration if nobody needs it any longer."""
+        if self.has_ended and not self.n_keys and self.mr is not None:
+            self.mr.close()
+            self.mr = None
 
 
-class MappedKey(Key):
+class MemoryKey:
     """An indirect key of the adapter.
 
-    ``posted`` counts the incomplete transfers that use it.
+    It is mapped to ``nbytes`` bytes of some registered memory, to none at first. ``posted`` counts the incomplete
+    writes that use it.
     """
 
     def __init__(self, mkey: Any) -> None:
         self.mkey = mkey
-        self.posted = 0
+        self.nbytes, self.posted = 0, 0
+        self.registrations: tuple[Registration, ...] = ()
+
+    @property
+    def rkey(self) -> int:
+        """Number by which peers write to the key; it stays valid when the key is mapped to other blocks."""
+        return int(self.mkey.rkey)
 
 
 class _Link:
@@ -87,26 +78,21 @@ class _Link:
 
     def __init__(self, pair: QueuePair) -> None:
         self.pair = pair
-        self.posted: deque[tuple[int, MappedKey | None]] = deque()
+        self.posted: deque[tuple[int, MemoryKey | None]] = deque()
 
 
-class Mlx5Umr(Engine):
-    """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns a waiter for completions."""
-
-    name = MLX5_UMR
+class Mlx5Engine:
+    """Keys and connections of this rank's adapter; ``waiter`` returns a waiter for completions. One per context."""
 
     def __init__(self, rank: int, adapter: Adapter, waiter: Callable[[], Waiter]) -> None:
         self._rank, self._adapter, self._waiter = rank, adapter, waiter
         self._v = adapter.verbs
-        self.limits = key_limits(adapter.max_message_bytes)
+        self.limits = Limits(key_bytes=min(Limits.key_bytes, adapter.max_message_bytes))
         self._pairs: dict[int, QueuePair] = {}
         self._links: dict[int, _Link] = {}
         self._arrived: deque[tuple[int, int]] = deque()
         self._numbers = _RECEIVED
-        # Memory may be released while keys refer to it: by lkey, its registration and the number of its mapped keys.
-        self._regions: dict[int, tuple[Any, int]] = {}
-        self._mapped: Counter[int] = Counter()
-        self._ended: set[int] = set()
+        self._registrations: list[Registration] = []
         # Mapping needs a connection, but not to a peer: this one connects the adapter to itself.
         self._mapper = _Link(self._guarded(lambda: QueuePair(adapter), "a queue pair"))
         self._guarded(
@@ -143,22 +129,18 @@ class Mlx5Umr(Engine):
 
     # Memory and keys
 
-    def register(
-        self, address: int, nbytes: int, generation: int, device: int | None = None
-    ) -> RegisteredRegion:
+    def register(self, address: int, nbytes: int, device: int | None = None) -> Registration:
         """Register memory of the host, or of a GPU by a dmabuf."""
         if device is not None:
-            return self._register_dmabuf(address, nbytes, generation, device)
+            return self._register_dmabuf(address, nbytes, device)
         mr = self._guarded(
             lambda: self._adapter.register(address, nbytes),
             f"to register {nbytes} bytes (`ulimit -l` limits what may be locked)",
         )
-        return self._region(RegisteredRegion(address, nbytes, generation, mr.lkey, mr.rkey, mr), 0)
+        return self._registered(mr, 0)
 
-    def _register_dmabuf(
-        self, address: int, nbytes: int, generation: int, device: int
-    ) -> RegisteredRegion:
-        """Register memory of a GPU; keys count its addresses from the page in which it begins."""
+    def _register_dmabuf(self, address: int, nbytes: int, device: int) -> Registration:
+        """Register memory of a GPU; requests count its addresses from the page in which it begins."""
         from halox.runtime.gpu.dmabuf import exported
 
         try:
@@ -174,85 +156,71 @@ class Mlx5Umr(Engine):
                 f"rank {self._rank}: {nbytes} bytes of GPU {device} cannot be exported as a dmabuf: {error}; "
                 "allocate the field by the grid, or leave the choice of the path to halox"
             ) from error
-        region = RegisteredRegion(address, nbytes, generation, mr.lkey, mr.rkey, mr)
-        return self._region(region, memory.address)
+        return self._registered(mr, memory.address)
 
-    def _region(self, region: RegisteredRegion, origin: int) -> RegisteredRegion:
-        self._regions[region.lkey] = region.handle, origin
-        return region
+    def _registered(self, mr: Any, origin: int) -> Registration:
+        self._registrations = [one for one in self._registrations if one.mr is not None]
+        self._registrations.append(Registration(mr, origin))
+        return self._registrations[-1]
 
-    def deregister(self, region: RegisteredRegion) -> None:
+    def deregister(self, registration: Registration) -> None:
         """End a registration, when no key is mapped to it any longer."""
-        self._ended.add(region.lkey)
-        self._release_registration(region.lkey)
+        registration.has_ended = True
+        registration.close_if_unused()
 
-    def _release_registration(self, lkey: int) -> None:
-        if lkey in self._ended and not self._mapped[lkey]:
-            self._ended.discard(lkey)
-            self._mapped.pop(lkey, None)
-            mr, _ = self._regions.pop(lkey)
-            mr.close()
-
-    def make_key(self) -> MappedKey:
+    def make_key(self) -> MemoryKey:
         """Make an indirect key, with room for a list and for the header of a strided pattern."""
-        return MappedKey(
+        return MemoryKey(
             self._guarded(lambda: self._adapter.make_key(ENTRIES + 1), "to make another key")
         )
 
-    def destroy_key(self, key: Key) -> None:
+    def destroy_key(self, key: MemoryKey) -> None:
         """Destroy a key."""
-        assert isinstance(key, MappedKey)
         self._unmap(key)
         key.mkey.close()
 
-    def map(self, key: Key, window: Window) -> None:
+    def map(self, key: MemoryKey, window: Window) -> None:
         """Map a key to the blocks of a window, and wait until it is mapped."""
-        assert isinstance(key, MappedKey)
         if key.posted:
             raise PathError(f"rank {self._rank} maps a key anew that a transfer still uses")
         self._unmap(key)
-        addresses = [
-            address - self._regions[lkey][1]
-            for address, lkey in zip(window.addresses.tolist(), window.lkeys.tolist(), strict=True)
-        ]
         qp, v = self._mapper.pair.qp, self._v
         pattern = window.repeated
         is_strided = (
             pattern is not None and pattern[3] > 1 and pattern[1] <= pattern[2] <= MOST_STRIDE
         )
-        if not is_strided and len(addresses) > ENTRIES:
+        if not is_strided and window.lengths.size > ENTRIES:
             raise PathError(
-                f"a window of {len(addresses)} blocks does not fit into a key of {ENTRIES} entries"
+                f"a window of {window.lengths.size} blocks does not fit into a key of {ENTRIES} entries"
             )
 
         def request() -> None:
             if is_strided:
                 assert pattern is not None
-                _, length, distance, count = pattern
+                address, length, distance, count = pattern
                 entry = v.Mlx5MrInterleaved(
-                    addresses[0], length, distance - length, int(window.lkeys[0])
+                    address, length, distance - length, int(window.lkeys[0])
                 )
                 qp.wr_mr_interleaved(key.mkey, ACCESS, count, [entry])
             else:
-                entries = zip(
-                    addresses, window.lengths.tolist(), window.lkeys.tolist(), strict=True
-                )
+                columns = window.addresses, window.lengths, window.lkeys
+                entries = zip(*(column.tolist() for column in columns), strict=True)
                 qp.wr_mr_list(key.mkey, ACCESS, [v.SGE(*entry) for entry in entries])
 
         self._of_mapper(request, SEND_SIGNALED | SEND_INLINE)
-        key.window = window
-        for lkey in set(window.lkeys.tolist()):
-            self._mapped[lkey] += 1
+        key.nbytes, key.registrations = window.nbytes, window.registrations
+        for registration in window.registrations:
+            registration.n_keys += 1
 
-    def _unmap(self, key: MappedKey) -> None:
-        if key.window is None:
+    def _unmap(self, key: MemoryKey) -> None:
+        if not key.registrations:
             return
         qp = self._mapper.pair.qp
         self._of_mapper(lambda: qp.wr_local_inv(key.mkey.lkey), SEND_SIGNALED)
-        lkeys, key.window = set(key.window.lkeys.tolist()), None
-        for lkey in lkeys:
-            self._mapped[lkey] -= 1
-            self._release_registration(lkey)
+        registrations, key.registrations = key.registrations, ()
+        for registration in registrations:
+            registration.n_keys -= 1
+            registration.close_if_unused()
 
     def _of_mapper(self, request: Callable[[], None], flags: int) -> None:
         link = self._mapper
@@ -262,28 +230,10 @@ class Mlx5Umr(Engine):
             lambda: f"rank {self._rank} has waited for its adapter to map a key",
         )
 
-    def export(self, key: Key) -> RemoteKey:
-        """Return the rkey by which peers write to the key."""
-        assert isinstance(key, MappedKey)
-        return RemoteKey(rkey=key.mkey.rkey)
-
     # Transfers
 
-    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
-        """Prepare a write; the peer must be connected."""
-        assert isinstance(key, MappedKey) and direction == "put", "this engine writes"
-
-        def post(immediate: int | None = None) -> None:
-            window = key.window
-            assert window is not None
-            self.write(peer, remote.rkey, immediate, (key, window.nbytes))
-
-        return post
-
-    def write(
-        self, peer: int, rkey: int, immediate: int | None, source: tuple[MappedKey, int] | None
-    ) -> None:
-        """Post an RDMA write of a key's first bytes, or of no bytes; in order with earlier writes to the peer."""
+    def write(self, peer: int, rkey: int, immediate: int | None, source: MemoryKey | None) -> None:
+        """Post an RDMA write of the window of a key, or of no bytes; in order with earlier writes to the peer."""
         link, v = self._links[peer], self._v
         qp = link.pair.qp
         assert immediate is None or 0 <= immediate < 1 << IMMEDIATE_BITS
@@ -299,20 +249,18 @@ class Mlx5Umr(Engine):
             else:
                 qp.wr_rdma_write_imm(rkey, 0, immediate)
             if source is not None:
-                key, nbytes = source
-                qp.wr_set_sge(v.SGE(0, nbytes, key.mkey.lkey))
+                qp.wr_set_sge(v.SGE(0, source.nbytes, source.mkey.lkey))
             else:
                 qp.wr_set_sge(v.SGE(0, 0, 0))
 
-        key = None if source is None else source[0]
-        self._request(link, request, SEND_SIGNALED, key, f"a write to rank {peer}")
+        self._request(link, request, SEND_SIGNALED, source, f"a write to rank {peer}")
 
     def _request(
         self,
         link: _Link,
         build: Callable[[], None],
         flags: int,
-        key: MappedKey | None,
+        key: MemoryKey | None,
         what: str,
     ) -> None:
         """Post one work request."""
@@ -362,10 +310,6 @@ class Mlx5Umr(Engine):
         for peer, link in self._links.items():
             self._poll(link, peer)
 
-    def is_idle(self, keys: Iterable[Key]) -> bool:
-        """Whether no transfer uses any of some keys, as far as `progress` has noticed."""
-        return not any(isinstance(key, MappedKey) and key.posted for key in keys)
-
     def complete(self) -> None:
         """Wait until all posted writes are complete."""
 
@@ -396,6 +340,7 @@ class Mlx5Umr(Engine):
         """Destroy the connections and registrations."""
         for pair in (*self._pairs.values(), self._mapper.pair):
             pair.close()
-        for mr, _ in self._regions.values():
-            mr.close()
-        self._pairs, self._links, self._regions = {}, {}, {}
+        for one in self._registrations:
+            if one.mr is not None:
+                one.mr.close()
+        self._pairs, self._links, self._registrations = {}, {}, []

@@ -1,4 +1,4 @@
-"""Windows, keys and rounds of the scatter_gather path, on a stand-in for mlx5 adapters, against MPI's packing."""
+"""Windows and keys of ``scatter_gather/mlx5_umr``, on a stand-in for adapters, against MPI's packing."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Part
-from halox.paths.scatter_gather.copy_engine import CopyEngine
-from halox.paths.scatter_gather.engine import Limits, RegisteredRegion
-from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
-from halox.paths.scatter_gather.process_vm import ProcessVm
-from halox.paths.scatter_gather.windows import (
+from halox.paths.scatter_gather.mlx5.keys import KeyPool, Memory
+from halox.paths.scatter_gather.mlx5.windows import (
     MOST_WINDOWS,
+    Limits,
     MessageBlocks,
     Proposal,
     agreed_chunk,
     propose,
 )
-from halox.runtime.place import Place
 from tests import support
 from tests.datatype_strategies import Recipe, build, recipes
 from tests.fakes import fake_verbs
@@ -48,9 +45,6 @@ LIMITS = st.fixed_dictionaries(
         "entries": st.sampled_from((1, 2, 4, 7, 60)),
         "repeats": st.sampled_from((1, 1, 3, 1000)),
         "key_bytes": st.sampled_from((5, 64, 1000, 1 << 30)),
-        "keys": st.sampled_from((1, 3, 1 << 10)),
-        "windows": st.sampled_from((1, 2, 8)),
-        "window_bytes": st.sampled_from((1, 32)),
         "pool": st.just(4),
     }
 )
@@ -99,7 +93,8 @@ def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(
     places = {0: memory_of(received.bytes, received.origin), 1: memory_of(tail, 1)}
     fake_verbs.install(monkeypatch, (1, 2))
     pair = Pair(*limits)
-    if not all(propose(b, e.limits).by_bytes for b, e in zip(ends, pair.engines, strict=True)):
+    proposals = [propose(b, e.limits) for b, e in zip(ends, pair.engines, strict=True)]
+    if agreed_chunk(*proposals, nbytes) is None:
         return
     memory = [memory_of(sent.bytes, sent.origin)], [places[n] for n in ends[1].arrays]
     Link(pair, ends, memory).move()
@@ -120,8 +115,8 @@ def test_blocks_of_several_arrays_are_merged_within_each() -> None:
             Part(4, dt.vector(2, 1, 2, "f4")),
         )
     )
-    assert blocks.arrays == (4, 2)
-    assert blocks.array_of.tolist() == [0, 1, 0, 0]
+    assert blocks.arrays == (2, 4)
+    assert blocks.array_of.tolist() == [1, 0, 1, 1]
     assert blocks.offsets.tolist() == [0, 32, 0, 8] and blocks.lengths.tolist() == [32, 8, 4, 4]
 
 
@@ -144,7 +139,7 @@ def test_identity_is_that_of_the_bytes_meant() -> None:
     ],
 )
 def test_agreed_windows_suit_both_ends(sender: Any, receiver: Any, chunk: int) -> None:
-    limits = Limits(entries=4)
+    limits = Limits(entries=4, repeats=1)
     ends = [blocks_of(sender), blocks_of(receiver)]
     proposals = [propose(end, limits) for end in ends]
     assert agreed_chunk(*proposals, ends[0].nbytes) == chunk
@@ -154,42 +149,24 @@ def test_agreed_windows_suit_both_ends(sender: Any, receiver: Any, chunk: int) -
 
 
 def test_limits_of_a_proposal() -> None:
-    """Equal distances take one entry; long messages are divided, so that both ends can work."""
+    """Equal distances take one entry."""
     face, limits = dt.vector(1000, 100, 300, "u1"), Limits(entries=2, repeats=1 << 20)
     assert propose(blocks_of(face), limits).by_blocks == 100_000
     irregular = dt.indexed_block(100, [0, 300, 700], "u1")
     assert propose(blocks_of(irregular), limits).by_blocks == 200
     whole = blocks_of(dt.contiguous(1 << 20, "u1"))
-    assert propose(whole, Limits(1, windows=8)).by_blocks == 1 << 17
-    assert propose(whole, Limits(1, windows=8, window_bytes=1 << 19)).by_blocks == 1 << 19
-    assert propose(whole, Limits(1, key_bytes=1000)).by_bytes == 512
+    assert propose(whole, Limits(1)).by_blocks == 1 << 20
+    assert propose(whole, Limits(1, key_bytes=5000)).by_bytes == 4096
 
 
 def test_sizes_that_cannot_agree_are_none() -> None:
     """A message of single bytes would need more windows than the limit."""
     n = 2 * MOST_WINDOWS
-    scattered, limits = blocks_of(dt.vector(n, 1, 2, "u1")), Limits(entries=1)
+    scattered, limits = blocks_of(dt.vector(n, 1, 2, "u1")), Limits(entries=1, repeats=1)
     proposal = propose(scattered, limits)
     assert agreed_chunk(proposal, proposal, n) is None
     assert agreed_chunk(proposal, Proposal(1, n, n), n) is None
-    assert agreed_chunk(*[propose(scattered, Limits(entries=2))] * 2, n) == 2
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 59, 1024])
-@pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
-def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:
-    """The first half of the windows has 40 to 60 percent of the bytes, so that both ends can copy half a message."""
-    lengths = np.full(count, 16384) + (0 if is_regular else np.arange(count) % 7 * 1000)
-    starts = np.cumsum(lengths + 4096) - lengths
-    blocks = MessageBlocks((0,), np.zeros(count, np.int64), starts, lengths)
-    own = propose(blocks, ProcessVm.limits)
-    chunk = agreed_chunk(own, own, blocks.nbytes)
-    assert chunk is not None
-    windows = blocks.windows(chunk, [RegisteredRegion(0, 0, 0)], [0])
-    first = sum(window.nbytes for window in windows[: len(windows) // 2])
-    few = count == 5 and is_regular  # windows of whole blocks halve few blocks less evenly
-    assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6
-    assert len(windows) <= (3 if is_regular else 16)
+    assert agreed_chunk(*[propose(scattered, Limits(entries=2, repeats=1))] * 2, n) == 2
 
 
 # Keys
@@ -249,7 +226,7 @@ def test_a_layout_is_mapped_and_sent_once(wire: Any) -> None:
         link.release()
     for a, b in zip(links[0].lists, links[1].lists, strict=True):
         assert a is b and len(a.keys) == 4
-    assert [exported.keys is None for exported in links[1].exports] == [True, True]
+    assert [exported.rkeys is None for exported in links[1].exports] == [True, True]
     other = np.zeros_like(faces.target)
     third = faces.link(target=other)
     faces.check(third, faces.source, other)
@@ -272,31 +249,7 @@ def test_freed_memory_is_noticed(wire: Any) -> None:
         lists.append(link.lists[1])
         del owner
         gc.collect()
-    assert lists[0] is not lists[1] and lists[0].regions != lists[1].regions
-
-
-def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
-    """Memory at the same address in a new segment: the peer gets new keys, since keys name the segment."""
-    segment = "first"
-
-    class Arena:
-        device = 0
-
-        def locate(self, start: int, end: int) -> Any:
-            return Place((segment, 0), start - 4096)
-
-    arena: Any = Arena()
-    own, theirs = Keys(CopyEngine(arena)), Keys(CopyEngine(arena))
-    blocks = blocks_of(dt.vector(8, 100, 200, "u1"))
-    are_known = []
-    for segment in ("first", "first", "second"):
-        found = own.acquire(blocks, 1 << 20, [Memory(8192, 8192, 1600, None)])
-        exported = own.export(found, 1)
-        are_known.append(exported.keys is None)
-        (remote,) = theirs.accept(0, exported)
-        assert [place.segment for place in remote.blocks[0]] == [(segment, 0)]
-        own.release(found)
-    assert are_known == [False, True, False]
+    assert lists[0] is not lists[1] and lists[0].registrations != lists[1].registrations
 
 
 def test_keys_in_use_survive_that_their_memory_is_registered_anew(wire: Any) -> None:
@@ -310,18 +263,6 @@ def test_keys_in_use_survive_that_their_memory_is_registered_anew(wire: Any) -> 
     assert first.keys == [] and again.keys
     keys.release(again)
     assert again.keys, "they stay mapped"
-
-
-def test_windows_slide_where_keys_are_few(wire: Any) -> None:
-    """Three keys at the sender, two at the receiver and sixteen windows need eight rounds."""
-    one = {"entries": 1, "repeats": 1, "pool": 1}
-    faces = Faces(one | {"keys": 3}, one | {"keys": 2})
-    link = faces.link()
-    rounds = link.rounds[0]
-    assert (rounds.n_windows, rounds.at_once, rounds.count) == (16, 2, 8)
-    for step in range(2):
-        faces.source[:] += step
-        faces.check(link, faces.source, faces.target)
 
 
 def test_unused_lists_give_way(wire: Any) -> None:
@@ -347,11 +288,11 @@ def test_keys_that_a_peer_does_not_know_are_refused(wire: Any) -> None:
     keys, peer = faces.pair.keys
     exported = keys.export(keys.acquire(faces.blocks, 256, [memory_of(faces.source)]), 1)
     with pytest.raises(PathError):
-        peer.accept(0, exported._replace(keys=None))
+        peer.accept(0, exported._replace(rkeys=None))
     peer.accept(0, exported)
-    assert peer.accept(0, exported._replace(keys=None)) == exported.keys
+    assert peer.accept(0, exported._replace(rkeys=None)) == exported.rkeys
     with pytest.raises(PathError, match="generation"):
-        peer.accept(0, exported._replace(keys=None, generation=99))
+        peer.accept(0, exported._replace(rkeys=None, generation=99))
 
 
 def test_exports_may_be_taken_in_another_order(wire: Any) -> None:
@@ -365,7 +306,7 @@ def test_exports_may_be_taken_in_another_order(wire: Any) -> None:
     other = keys.export(keys.acquire(faces.blocks, 128, memory), 1)
     again = keys.acquire(faces.blocks, 256, memory)
     exported = keys.export(again, 1)
-    assert other.dropped and exported.keys is not None and exported.generation != former.generation
+    assert other.dropped and exported.rkeys is not None and exported.generation != former.generation
     for one in (exported, other):
         peer.accept(0, one)
-    assert peer.accept(0, keys.export(again, 1)) == exported.keys
+    assert peer.accept(0, keys.export(again, 1)) == exported.rkeys

@@ -1,0 +1,231 @@
+"""Keys of an adapter, made in advance and reused: the pool, registrations, and the caches of both ends.
+
+Mapping a layout to keys and sending keys to a peer cost more than a transfer, and applications use the same layouts
+repeatedly. So a list of keys, once mapped, is cached by (layout, addresses, chunk size), together with the ranks
+that have received it. A peer caches the lists that it has received by (rank, layout, addresses, chunk size). After
+Suresh et al. 2022, section IV.E.
+
+An address alone does not identify memory: freed memory may be allocated again, and an old registration then refers to
+pages that no longer exist. So registrations are tied to the object that owns the memory, and every list of keys has a
+*generation* that no other list of its process ever has.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from halox.errors import PathError
+from halox.paths.scatter_gather.mlx5.engine import MemoryKey, Mlx5Engine, Registration
+from halox.paths.scatter_gather.mlx5.windows import MessageBlocks
+
+LayoutKey = tuple[bytes, tuple[int, ...], int]
+"""Digest of a block list, addresses of its arrays, and chunk size: the cache key of a list of keys."""
+
+
+MOST_LISTS = 256
+"""Largest number of cached lists that no plan uses."""
+
+
+class KeyPool:
+    """Keys of an adapter that are not in use; `Limits.pool` keys are made at a time, before they are needed."""
+
+    def __init__(self, engine: Mlx5Engine) -> None:
+        self._engine = engine
+        self._free: list[MemoryKey] = []
+        self._made = 0
+        self.refill()
+
+    @property
+    def free(self) -> int:
+        """Number of keys that can be allocated without making any."""
+        return len(self._free)
+
+    def refill(self) -> None:
+        """Make more keys if half of a batch, or more, has been taken; as many as the limit still allows."""
+        limits = self._engine.limits
+        if 2 * len(self._free) <= limits.pool:
+            self._make(limits.pool)
+
+    def _make(self, number: int) -> None:
+        for _ in range(min(number, self._engine.limits.keys - self._made)):
+            self._free.append(self._engine.make_key())
+            self._made += 1
+
+    def allocate(self, number: int) -> list[MemoryKey]:
+        """Return keys; fewer than asked for only if there are no more."""
+        self._make(number - len(self._free))
+        taken, self._free = self._free[:number], self._free[number:]
+        return taken
+
+    def put_back(self, keys: Sequence[MemoryKey]) -> None:
+        """Return keys to the pool that are no longer in use."""
+        self._free += keys
+
+    def close(self) -> None:
+        """Destroy all keys, which must have been put back."""
+        for key in self._free:
+            self._engine.destroy_key(key)
+        self._free = []
+
+
+class Registrations:
+    """Registered memory of this rank, by address; registered again if its owner is a different object than before."""
+
+    def __init__(self, engine: Mlx5Engine) -> None:
+        self._engine = engine
+        self._known: dict[tuple[int, int], tuple[Registration, weakref.ref[object] | None]] = {}
+
+    def find(self, memory: Memory) -> Registration:
+        """Return the registration of some memory."""
+        place = memory.address, memory.nbytes
+        known, owner = self._known.get(place, (None, None))
+        if known is not None and owner is not None and owner() is memory.owner:
+            return known
+        if known is not None:
+            self._engine.deregister(known)
+        new = self._engine.register(*place, memory.device)
+        ref: weakref.ref[object] | None = None
+        # Arrays of other libraries may not support weak references; their memory is registered each time.
+        with suppress(TypeError):
+            ref = weakref.ref(memory.owner)
+        self._known[place] = new, ref
+        return new
+
+
+@dataclass(eq=False)
+class KeyList:
+    """Keys of the windows of one message at one end, mapped to these windows."""
+
+    key: LayoutKey
+    generation: int
+    keys: list[MemoryKey]
+    registrations: tuple[Registration, ...]
+    sent_to: set[int] = field(default_factory=set)  # ranks that have the keys
+    users: int = 0  # number of plans that use the keys
+
+
+class Memory(NamedTuple):
+    """Memory of one of a message's arrays; for a view, the memory of the array that owns it, registered as a whole."""
+
+    base: int  # address of the array's first element
+    address: int  # of the whole memory
+    nbytes: int
+    owner: object  # lives as long as the memory
+    device: int | None = None  # None for memory of the host
+
+
+class ExportedKeys(NamedTuple):
+    """A list of keys as sent to a peer; ``rkeys`` is None if the peer already has the keys.
+
+    ``dropped`` are lists for the peer to forget, with their generations.
+    """
+
+    key: LayoutKey
+    generation: int
+    rkeys: tuple[int, ...] | None
+    dropped: tuple[tuple[LayoutKey, int], ...] = ()
+
+
+class Keys:
+    """All keys of this rank, and the known keys of its peers; local."""
+
+    def __init__(self, engine: Mlx5Engine) -> None:
+        self.engine, self.pool = engine, KeyPool(engine)
+        self._registrations = Registrations(engine)
+        self._generations = count(1)
+        self._local: dict[LayoutKey, KeyList] = {}  # least recently used first
+        self._remote: dict[tuple[int, LayoutKey], ExportedKeys] = {}
+        self._dropped: dict[int, list[tuple[LayoutKey, int]]] = {}
+
+    def acquire(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
+        """Reserve the keys of a message until `release`; ``memory`` has one entry for each of the message's arrays.
+
+        They are the keys of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
+        """
+        bases = tuple([array.base for array in memory])
+        registrations = tuple(map(self._registrations.find, memory))
+        key = blocks.identity, bases, chunk_bytes
+        key_list = self._local.pop(key, None)
+        if key_list is not None and key_list.registrations != registrations:
+            self.drop(key_list)
+            key_list = None
+        if key_list is None:
+            windows = blocks.windows(chunk_bytes, bases, registrations)
+            keys = self._allocate(len(windows))
+            key_list = KeyList(key, next(self._generations), keys, registrations)
+            for one, window in zip(keys, windows, strict=True):
+                self.engine.map(one, window)
+        self._local[key] = key_list
+        key_list.users += 1
+        if len(self._local) > MOST_LISTS:
+            unused = next((other for other in self._local.values() if not other.users), None)
+            if unused is not None:
+                self.drop(unused)
+        return key_list
+
+    def _allocate(self, number: int) -> list[MemoryKey]:
+        """Return keys from the pool; lists that no plan uses give theirs, the least recently used list first."""
+        keys = self.pool.allocate(number)
+        for other in [*self._local.values()]:
+            if len(keys) == number:
+                break
+            if not other.users:
+                self.drop(other)
+                keys += self.pool.allocate(number - len(keys))
+        if len(keys) < number:
+            self.pool.put_back(keys)
+            raise PathError(
+                f"the adapter has no {number} keys left: of {self.engine.limits.keys} most are in use by plans; "
+                "close plans that are not needed"
+            )
+        return keys
+
+    def release(self, key_list: KeyList) -> None:
+        """Note that a plan no longer uses a list; the list stays mapped until other layouts need its keys."""
+        key_list.users -= 1
+        if not key_list.users and self._local.get(key_list.key) is not key_list:
+            self._reclaim(key_list)
+        self.pool.refill()
+
+    def drop(self, key_list: KeyList) -> None:
+        """Forget a list, here and at the peers; its keys are free when no plan uses it."""
+        self._local.pop(key_list.key, None)
+        for rank in key_list.sent_to:
+            self._dropped.setdefault(rank, []).append((key_list.key, key_list.generation))
+        if not key_list.users:
+            self._reclaim(key_list)
+
+    def _reclaim(self, key_list: KeyList) -> None:
+        self.pool.put_back(key_list.keys)
+        key_list.keys = []
+
+    def export(self, key_list: KeyList, rank: int) -> ExportedKeys:
+        """Export a list of keys to a peer, which must `accept` it."""
+        rkeys = None if rank in key_list.sent_to else tuple([key.rkey for key in key_list.keys])
+        key_list.sent_to.add(rank)
+        dropped = tuple(self._dropped.pop(rank, ()))
+        return ExportedKeys(key_list.key, key_list.generation, rkeys, dropped)
+
+    def accept(self, rank: int, exported: ExportedKeys) -> tuple[int, ...]:
+        """Return the rkeys that a peer has exported, now or before; exports arrive in any order.
+
+        Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
+        """
+        for key, generation in exported.dropped:
+            outdated = self._remote.get((rank, key))
+            if outdated is not None and outdated.generation == generation:
+                del self._remote[rank, key]
+        if exported.rkeys is not None:
+            self._remote[rank, exported.key] = exported
+        known = self._remote.get((rank, exported.key))
+        if known is None or known.rkeys is None or known.generation != exported.generation:
+            raise PathError(
+                f"rank {rank} counts on keys that are not known here (generation {exported.generation}); "
+                "make the plan anew"
+            )
+        return known.rkeys
