@@ -30,7 +30,7 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Field
+    from halox.runtime.array_types import XArray
 
 Contents = Literal["zeros", "ones", "full", "empty"]
 
@@ -50,7 +50,7 @@ class _Description(NamedTuple):
     is_filled: bool
     filling: Array | None
 
-    def filled(self, array: Field) -> Field:
+    def filled(self, array: XArray) -> XArray:
         """Fill a new array, unless it may have any contents, and return it."""
         if self.is_filled:
             fill(array, self.filling)
@@ -93,7 +93,7 @@ class Allocation:
 
         return self._allocate_on_all(find_form, contents, value, dtype)
 
-    def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[Field]]:
+    def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[XArray]]:
         """Reserve memory for arrays of some shapes and dtypes that neighbours can read; collective.
 
         Returns a local function that makes the arrays, with undefined contents. The function raises `HaloxError` if
@@ -118,13 +118,13 @@ class Allocation:
     @single_threaded
     def _allocate_on_all(
         self, find_form: FindForm, contents: Contents, value: object, dtype: object
-    ) -> Field:
+    ) -> XArray:
         """Allocate a field on each rank; collective. The ranks synchronize only once if all have host memory for it."""
         world, arena = self._world, self._context.arena
         on_host, room = self._device is None, Room()
         world.begin(contents, dtype)
 
-        def prepare() -> tuple[tuple[_Description, Field | None], Requests | None, tuple[()]]:
+        def prepare() -> tuple[tuple[_Description, XArray | None], Requests | None, tuple[()]]:
             nonlocal room
             described = self._describe(find_form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
@@ -167,11 +167,11 @@ class Allocation:
         filling = fill_value(value, dtype, shape) if has_value else None
         return _Description(layout, dtype, is_read_in_place, contents != "empty", filling)
 
-    def _allocate(self, described: _Description) -> Field:
+    def _allocate(self, described: _Description) -> XArray:
         """Allocate a field in this rank's private memory; local."""
         return described.filled(self._private(described.layout.padded_shape, described.dtype))
 
-    def _private(self, shape: tuple[int, ...], dtype: DType) -> Field:
+    def _private(self, shape: tuple[int, ...], dtype: DType) -> XArray:
         """Allocate an array in this rank's private memory; local."""
         try:
             if self._device is not None and self._world.size > 1:

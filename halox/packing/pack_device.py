@@ -56,7 +56,7 @@ class _Call:
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
-        self.ndarray: type[CupyArray] = cupy().ndarray
+        self.ndarray: type[Any] = cupy().ndarray
         self.known: KnownArrays[_Checked] = KnownArrays()
         self._overlaps: bool | None = None
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
@@ -72,7 +72,7 @@ class _Call:
             self._packers[device, to_host] = packer
         return packer
 
-    def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
+    def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
         """Return the address and GPU of an array, after a check that the items touch only its own bytes."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
@@ -92,7 +92,7 @@ class _Call:
         shape, strides, itemsize = view.shape, view.strides, view.itemsize
         check_own_elements(name, shape, strides, itemsize, self.datatype, self.count)
 
-    def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
+    def packed(self, array: Any, name: str, device: int, *, writable: bool = False) -> int:
         """Return the address of a packed buffer, after a check of its size, dtype and memory."""
         if (
             type(array) is self.ndarray

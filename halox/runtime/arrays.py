@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.values import check_unmasked, shown
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CudaInterface
 
 T = TypeVar("T")
 
@@ -151,7 +148,7 @@ def _on_gpu(array: object, name: str) -> Described:
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 
-def _cuda_interface(array: object) -> CudaInterface | None:
+def _cuda_interface(array: object) -> Mapping[str, Any] | None:
     try:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from halox.runtime.deferred import Deferred
@@ -25,7 +25,7 @@ from halox.runtime.place import Place
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyArray, CupyMemory
+    from halox.runtime.array_types import CupyArray
 
 _GRANULE = 512
 _SEGMENT_BYTES = 32 << 20  # smallest segment for small blocks
@@ -48,7 +48,7 @@ class DeviceBlock:
 
 
 class _Segment:
-    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
+    def __init__(self, memory: Any, nbytes: int) -> None:
         self.memory, self.nbytes, self.pointer = memory, nbytes, int(memory.ptr)
         self.free = FreeList(nbytes)
         self.handle: bytes | None = None
@@ -198,5 +198,5 @@ def _rounded(nbytes: int) -> int:
 class _Root:
     """Owner of an array's memory: keeps the segment's memory alive, and its finalizer releases the block."""
 
-    def __init__(self, memory: CupyMemory) -> None:
+    def __init__(self, memory: Any) -> None:
         self.memory = memory

@@ -12,15 +12,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyFunction
 
 Parameter: TypeAlias = (
     "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[ctypes.c_char]"
@@ -46,7 +43,7 @@ class PreparedLaunch:
 
     def __init__(
         self,
-        function: CupyFunction,
+        function: Any,
         grid: int | tuple[int, ...],
         block: int | tuple[int, ...],
         args: Sequence[Parameter],
