@@ -316,6 +316,22 @@ def check_elements_apart(array: Described, name: str) -> None:
         )
 
 
+def check_no_gaps(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Raise `FieldError` for a view with memory between its elements; any order of the axes is allowed.
+
+    Consecutive items of a datatype are consecutive in memory, as in MPI, and not along such a view.
+    """
+    run = itemsize
+    for stride, n in sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != run and 0 not in shape:
+            raise FieldError(
+                f"{name} is a view of shape {tuple(shape)} and strides {tuple(strides)} with memory between its "
+                "elements, and displacements count bytes of memory, as in MPI: give the whole array that it is a view "
+                "of, and describe the elements in it (halox.datatypes.slab, vector), or give a contiguous copy"
+            )
+        run *= n
+
+
 def _shell(array: Described) -> Array:
     """Return a NumPy array with the addresses of the described array; its elements must not be accessed."""
     memory, origin, *_ = array.borrowed()
