@@ -17,7 +17,7 @@ from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
-from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.values import check_unmasked, shown
 
 T = TypeVar("T")
@@ -77,9 +77,9 @@ def check_extents(shape: tuple[int, ...], itemsize: int, what: str, remedy: str)
 def describe(array: object, name: str = "array") -> Described:
     """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
-    Raises `FieldError`, which names the argument, if ``array`` is not such an object, its dtype has no fixed size, or
-    it raises when asked for its memory. Element types that NumPy does not have, such as bfloat16, are opaque bytes
-    (``V2``). An array that offers only DLPack older than version 1.0 counts as read-only.
+    Raises `FieldError`, which names the argument, if ``array`` is not such an object, its dtype has no fixed size or
+    is none of NumPy's (bfloat16), or it raises when asked for its memory. An array that offers only DLPack older than
+    version 1.0 counts as read-only.
     """
     if type(array) is np.ndarray and not array.dtype.hasobject:
         flags = array.flags
@@ -127,11 +127,13 @@ def describe(array: object, name: str = "array") -> Described:
     return described
 
 
-def _on_gpu(array: object, name: str) -> Described:
-    """Describe a GPU array of a library other than CuPy; does not need CuPy."""
+def _on_gpu(array: Any, name: str) -> Described:
+    """Describe a GPU array of a library other than CuPy."""
     interface = _cuda_interface(array)
     if interface is None:
-        pointer, shape, strides, dtype, writable = dlpack.memory_of(array, name)
+        view = describe(cupy().from_dlpack(array), name)
+        pointer, shape, strides, dtype = view.pointer, view.shape, view.strides, view.dtype
+        writable = dlpack.is_writable(array, name)
     else:
         dtype = np.dtype(interface["typestr"])
         if dtype.kind == "V" and interface.get("descr"):
@@ -153,25 +155,33 @@ def _cuda_interface(array: object) -> Mapping[str, Any] | None:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
         if hasattr(type(array), "__dlpack__"):
-            return None  # __dlpack__ gives the reason, or accepts more types
+            return None  # __dlpack__ gives the reason
         raise
 
 
-class HostMemory:
-    """Host memory at an address, for `numpy.asarray`; keeps its owner alive."""
+class HostBytes:
+    """Bytes of host memory at an address, for `numpy.asarray`; keeps their owner alive."""
 
-    def __init__(self, owner: object, memory: dlpack.ArrayMemory) -> None:
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        *,
+        writable: bool = False,
+        owner: object = None,
+    ) -> None:
         self.base = owner
         self.__array_interface__ = {
             "version": 3,
-            "data": (memory.pointer, not memory.writable),
-            "shape": memory.shape,
-            "strides": memory.strides,
-            "typestr": memory.dtype.str,
+            "data": (pointer, not writable),
+            "shape": shape,
+            "strides": strides,
+            "typestr": "|u1",
         }
 
 
-def as_ndarray(array: object, name: str = "array") -> Any:
+def as_ndarray(array: Any, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
     Raises `FieldError`, which names the argument, if the array does not expose its memory.
@@ -181,7 +191,10 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     device = dlpack.device_of(array, name)
     if device is None or device[0] not in dlpack.ON_HOST:
         return array
-    return np.asarray(HostMemory(array, dlpack.memory_of(array, name)))
+    try:
+        return np.from_dlpack(array)
+    except Exception as error:  # this runs code of any library
+        raise dlpack.refused(name, error) from error
 
 
 def scalar_array(value: object, dtype: DType) -> Array:
