@@ -50,7 +50,6 @@ class Context:
             ranks.resources["leftovers"] = Leftovers(ranks)
         self.arena: SharedArena = ranks.resources["arena"]
         self.leftovers: Leftovers = ranks.resources["leftovers"]
-        self.arena.open()
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None

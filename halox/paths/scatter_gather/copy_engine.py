@@ -22,7 +22,7 @@ from halox.paths.scatter_gather.engine import (
     Transfer,
 )
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
-from halox.runtime.place import Place
+from halox.runtime.segments import Place
 
 
 class CopyEngine(Engine):

@@ -22,13 +22,12 @@ from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import SharedParts
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
-from halox.runtime.arena import SegmentKey
-from halox.runtime.place import Place
+from halox.runtime.segments import Place
 from halox.runtime.topology import Topology
 
 
 def shared_parts(block: int) -> SharedParts:
-    return SharedParts((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
+    return SharedParts((Place((0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
 
 
 def end(

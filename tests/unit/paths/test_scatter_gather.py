@@ -25,7 +25,7 @@ from halox.paths.scatter_gather.windows import (
     agreed_chunk,
     propose,
 )
-from halox.runtime.place import Place
+from halox.runtime.segments import Place
 from tests import support
 from tests.datatype_strategies import Recipe, build, recipes
 from tests.fakes import fake_verbs
