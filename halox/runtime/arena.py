@@ -81,7 +81,6 @@ class SharedArena:
 
     @property
     def segments(self) -> int:
-        """Number of segments that this rank has created."""
         return len(self._own.by_number)
 
     def allocate(self, nbytes: int) -> Block | None:
@@ -104,7 +103,6 @@ class SharedArena:
         return Room(nbytes, block, self._unused(_IDLE_ALLOCATIONS))
 
     def cancel(self, room: Room) -> None:
-        """Return room that was not taken; local."""
         if room.block is not None:
             self._own.release(room.block)
 

@@ -51,7 +51,6 @@ class Described:
     writable: bool
 
     def __str__(self) -> str:
-        """Return dtype and shape."""
         return f"{self.dtype}{list(self.shape)}"
 
     def borrowed(self) -> HostArray:
@@ -128,7 +127,6 @@ def describe(array: object, name: str = "array") -> Described:
 
 
 def _on_gpu(array: Any, name: str) -> Described:
-    """Describe a GPU array of a library other than CuPy."""
     interface = _cuda_interface(array)
     if interface is None:
         view = describe(cupy().from_dlpack(array), name)

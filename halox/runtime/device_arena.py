@@ -129,7 +129,6 @@ class DeviceArena:
         return start + place.offset
 
     def synchronize(self) -> None:
-        """Wait until the GPU is idle."""
         cupy().cuda.Device(self.device).synchronize()
 
     def unmap(self, names: Collection[str]) -> None:

@@ -26,7 +26,6 @@ class Place:
     offset: int = 0
 
     def at(self, offset: int) -> Place:
-        """Return the place ``offset`` bytes further."""
         return replace(self, offset=self.offset + offset)
 
 
@@ -48,7 +47,6 @@ class FreeList:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is allocated."""
         return self._ranges == [(0, self._nbytes)]
 
     def allocate(self, nbytes: int) -> int | None:
@@ -62,7 +60,6 @@ class FreeList:
         return offset
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Return bytes to the free ranges."""
         merged: list[tuple[int, int]] = []
         for start, length in sorted([*self._ranges, (offset, nbytes)]):
             if merged and sum(merged[-1]) == start:
@@ -96,7 +93,6 @@ class Segments:
         self._lock = Deferred()
 
     def rounded(self, nbytes: int) -> int:
-        """Return the size of the room of a block."""
         return rounded_up(max(nbytes, 1), self._granule)
 
     def take(self, nbytes: int, largest: float = inf) -> Block | None:

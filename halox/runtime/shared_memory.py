@@ -82,7 +82,6 @@ class SharedSegment:
 
     @cached_property
     def start(self) -> int:
-        """Address of the memory in this process."""
         return int(self.memory.ctypes.data)
 
 

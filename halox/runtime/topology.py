@@ -53,7 +53,6 @@ class Topology:
 
     @property
     def is_shared(self) -> bool:
-        """Whether any ranks share a GPU."""
         return bool((self.users > 1).any())
 
     @property

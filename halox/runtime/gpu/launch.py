@@ -88,7 +88,6 @@ class PreparedLaunch:
             self.launch(stream_ptr)
 
     def _on_stream(self, stream_ptr: int) -> tuple[object, ...]:
-        """Return the driver's arguments for a launch on a stream."""
         arguments = ctypes.addressof(self._addresses), 0
         if self._is_dependent:
             function = driver.bindings().CUfunction(self._function.ptr)
@@ -129,7 +128,6 @@ def _entry(is_dependent: bool) -> Callable[..., tuple[Any] | None]:
 
 
 def _dependent_config(shape: tuple[int, ...], stream_ptr: int) -> object:
-    """Return the configuration of a programmatic dependent launch."""
     cu = driver.bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape[:3]

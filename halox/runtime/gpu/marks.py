@@ -54,5 +54,4 @@ class MarkLaunch:
         self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue the kernel on a stream."""
         self._launch.launch(stream_pointer(stream))
