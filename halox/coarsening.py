@@ -15,12 +15,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from halox.datatypes import Datatype, slab
+from halox.datatypes import slab
 from halox.decomposition import AxisPartition, Decomposition, FieldLayout
 from halox.domain import Domain
 from halox.errors import DecompositionError
-from halox.exchange.typed import Exchange, Recv, Send
+from halox.exchange.draft import Draft
+from halox.exchange.making import make_plan
+from halox.exchange.plan import Plan
 from halox.grid import FieldArray, Grid
+from halox.paths.messages import Part, fuse
+from halox.runtime.arrays import describe
 from halox.values import as_entries, as_int, check_bool, shown
 
 _CALL = "coarsen"
@@ -40,7 +44,7 @@ class CoarseGrid(Grid[FieldArray]):
     is_whole: bool
     _finer: Grid[FieldArray]
     _over: Decomposition
-    _collectors: list[Exchange]
+    _collectors: list[Plan]
 
     def aligned(self, field: Any) -> Any:
         """Return a view of a field's cells over this rank's block of the finer grid, halo included.
@@ -57,7 +61,7 @@ class CoarseGrid(Grid[FieldArray]):
     def collector(self, field: Any) -> Callable[[], None]:
         """Return a function that completes a field after each rank has set its own cells in the `aligned` part.
 
-        If the grid is whole, this is a `halox.Exchange` of the parts of all ranks, which `close` closes. Otherwise it
+        If the grid is whole, this is a `halox.Plan` of the parts of all ranks, which `close` closes. Otherwise it
         does nothing. Halos are not filled: call `exchange`.
 
         Collective over the ranks of the finer grid, and so are calls. Raises the errors of `layout`, on all ranks.
@@ -68,21 +72,24 @@ class CoarseGrid(Grid[FieldArray]):
             layout = finer.domain.world.guarded(lambda: self.layout(field), _CALL)
             if not self.is_whole:
                 return lambda: None
-            blocks: list[Datatype] = []
+            blocks: list[Part] = []
             for cuts in FieldLayout(self._over, finer.rank, layout.spec).owned_of_ranks:
                 pairs = list(zip(cuts, layout.origin, strict=True))
                 starts = tuple(cut.start - origin for cut, origin in pairs)
                 box = layout.spec.box(starts, tuple(cut.stop - cut.start for cut in cuts))
                 form = field.shape, field.strides, box.starts, box.subsizes
-                blocks.append(slab(*form, field.dtype))
+                blocks.append(Part(0, slab(*form, field.dtype)))
             others = [rank for rank in range(finer.size) if rank != finer.rank]
-            exchange = Exchange(
-                [Send(field, blocks[finer.rank], rank) for rank in others],
-                [Recv(field, blocks[rank], rank) for rank in others],
-                comm=finer.comm,
-            )
-        self._collectors.append(exchange)
-        return exchange
+
+            def draft() -> Draft:
+                sends = fuse("send", ((rank, 0, blocks[finer.rank]) for rank in others))
+                receives = fuse("receive", ((rank, 0, blocks[rank]) for rank in others))
+                return Draft((field,), (describe(field),), sends, receives)
+
+            plan = make_plan(finer.domain.context, draft)
+        finer.domain.dependents.add(plan)
+        self._collectors.append(plan)
+        return plan
 
     def close(self) -> None:
         """Free plans, collectors and memory; see `Grid.close`."""

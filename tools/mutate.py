@@ -62,7 +62,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
         (0, "peer_plan peer_channel packed_channels local"),
     ],
     "halox/runtime": [
-        (0, "foreign_arrays free_list call_guard"),
+        (0, "foreign_arrays segments call_guard"),
         (3, "agreement threads grid"),
         (2, "calls"),
     ],

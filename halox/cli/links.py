@@ -199,9 +199,11 @@ def findings(
         elif is_slow and is_far and None not in rdma:
             cause = "unused adapter" if all(rdma) else "TCP in place of RDMA"
         elif link.path.startswith("staged/") and link.kind != "shared memory":
-            direct = {"network": "nccl", "same GPU": "ipc"}.get(link.kind, "peer")
-            why = link.why_not.get(direct, "")
-            cause = "missing peer access" if why and direct == "peer" else "staged copies"
+            direct = {"network": ("nccl", "cuda_aware"), "same GPU": ("ipc",)}.get(
+                link.kind, ("peer",)
+            )
+            why = "; ".join(link.why_not[path] for path in direct if path in link.why_not)
+            cause = "missing peer access" if why and direct == ("peer",) else "staged copies"
         of = f", {link.ratio:.0%} of {link.expected:.3g} ({link.source})" if link.expected else ""
         rate = f"{link.rate:.3g} GB/s by {link.path}{of}: " if link.path else ""
         text = f"{cause}, {ranks_text(link.ranks)}: {rate}{why or _REMEDIES.get(cause, _BUSY)}"

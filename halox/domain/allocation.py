@@ -21,7 +21,7 @@ from halox.domain.layouts import FieldLayouts
 from halox.domain.options import FieldOptions, fixed_dtype
 from halox.errors import HaloxError
 from halox.paths import reads_in_place
-from halox.runtime.arena import Requests, Room
+from halox.runtime.arena import Room
 from halox.runtime.arrays import Array, DType, check_extents, describe
 from halox.runtime.call_guard import single_threaded
 from halox.runtime.context import Context
@@ -30,7 +30,7 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Field
+    from halox.runtime.array_types import XArray
 
 Contents = Literal["zeros", "ones", "full", "empty"]
 
@@ -50,7 +50,7 @@ class _Description(NamedTuple):
     is_filled: bool
     filling: Array | None
 
-    def filled(self, array: Field) -> Field:
+    def filled(self, array: XArray) -> XArray:
         """Fill a new array, unless it may have any contents, and return it."""
         if self.is_filled:
             fill(array, self.filling)
@@ -93,7 +93,7 @@ class Allocation:
 
         return self._allocate_on_all(find_form, contents, value, dtype)
 
-    def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[Field]]:
+    def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[XArray]]:
         """Reserve memory for arrays of some shapes and dtypes that neighbours can read; collective.
 
         Returns a local function that makes the arrays, with undefined contents. The function raises `HaloxError` if
@@ -106,7 +106,7 @@ class Allocation:
         )
         arena, block = self._context.arena, None
         if self._device is None:
-            block = arena.allocate(ends[-1], is_field=True)
+            block = arena.allocate(ends[-1])
         if block is None:
             return lambda: [self._private(shape, dtype) for shape, dtype in forms]
         memory = arena.array(block, (ends[-1],), np.dtype("u1"))
@@ -118,35 +118,33 @@ class Allocation:
     @single_threaded
     def _allocate_on_all(
         self, find_form: FindForm, contents: Contents, value: object, dtype: object
-    ) -> Field:
+    ) -> XArray:
         """Allocate a field on each rank; collective. The ranks synchronize only once if all have host memory for it."""
         world, arena = self._world, self._context.arena
         on_host, room = self._device is None, Room()
         world.begin(contents, dtype)
 
-        def prepare() -> tuple[tuple[_Description, Field | None], Requests | None, tuple[()]]:
+        def prepare() -> tuple[tuple[_Description, XArray | None], None, list[int]]:
             nonlocal room
             described = self._describe(find_form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
                 room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
             elif on_host:
-                return (described, self._allocate(described)), None, ()
-            return (described, None), room.requests, ()
+                return (described, self._allocate(described)), None, [False]
+            return (described, None), None, [room.needs_node]
 
         try:
-            (described, array), _, requests = world.prepare_alike(prepare, _ALLOCATION)
+            (described, array), (needs_nodes,), _ = world.prepare_alike(prepare, _ALLOCATION)
         except BaseException:
             arena.cancel(room)
             raise
-        is_requested = any(requests or [room.requests])
-        if on_host and (is_requested or array is None):
-            near = [requests[rank] for rank in world.node_ranks] if requests else None
-            block = arena.commit(room, near, is_field=True)
+        if on_host and (needs_nodes or array is None):
+            block = arena.commit(room, bool(needs_nodes))
             if block is not None:
                 array = described.filled(
                     arena.array(block, described.layout.padded_shape, described.dtype)
                 )
-        if is_requested or not on_host:  # memory can run out on one rank alone
+        if needs_nodes or not on_host:  # memory can run out on one rank alone
             make = partial(self._allocate, described)
             array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
         assert array is not None
@@ -167,11 +165,11 @@ class Allocation:
         filling = fill_value(value, dtype, shape) if has_value else None
         return _Description(layout, dtype, is_read_in_place, contents != "empty", filling)
 
-    def _allocate(self, described: _Description) -> Field:
+    def _allocate(self, described: _Description) -> XArray:
         """Allocate a field in this rank's private memory; local."""
         return described.filled(self._private(described.layout.padded_shape, described.dtype))
 
-    def _private(self, shape: tuple[int, ...], dtype: DType) -> Field:
+    def _private(self, shape: tuple[int, ...], dtype: DType) -> XArray:
         """Allocate an array in this rank's private memory; local."""
         try:
             if self._device is not None and self._world.size > 1:

@@ -23,7 +23,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
 from halox.exchange.walls import WallChannel
-from halox.paths import PATHS, requested_path
+from halox.paths import HOST_PATHS, PATHS, requested_path
 from halox.paths.base import (
     Build,
     ChannelMessages,
@@ -106,7 +106,7 @@ def make_plan(
     both_ways = whole.both_ways
     from halox.exchange.measuring import Timer
 
-    paths: Mapping[str, Path] = PATHS if on_gpu else PATHS.on_host()
+    paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
     choose = _chooser(context, record, paths, leave_sms=leave_sms)
 
     def describe(message: Message) -> EndpointInfo:

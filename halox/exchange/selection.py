@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from halox.errors import PathError
 from halox.exchange.costs import Costs
-from halox.paths import PATHS
+from halox.paths import HOST_PATHS, PATHS
 from halox.paths.base import Candidate, EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described
@@ -26,7 +26,7 @@ def describe_end(
     paths: dict[str, object] = {}
     on_host = arrays[message.parts[0].array].device is None
     if message.peer != world.rank:
-        for name, path in (PATHS.on_host() if on_host else PATHS).items():
+        for name, path in (HOST_PATHS if on_host else PATHS).items():
             if on_host and path.memory == "gpu":
                 continue
             description = path.describe(message, arrays, context, relocatable=relocatable)
@@ -106,7 +106,7 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    usable = PATHS.on_host() if ends.are_on_host else PATHS
+    usable = HOST_PATHS if ends.are_on_host else PATHS
     for name in PATHS:
         if name not in usable:
             impossible[name] = str(ends.host_reason)

@@ -14,9 +14,8 @@ from halox.errors import DatatypeError, FieldError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
-from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
-from halox.runtime.arrays import Described, describe, share_memory
+from halox.runtime.arrays import Described, check_no_gaps, describe, share_memory
 from halox.runtime.call_guard import Closing, short_errors
 from halox.runtime.context import Context
 from halox.runtime.world import World
@@ -42,9 +41,8 @@ class Send:
     Parameters
     ----------
     array : numpy.ndarray or array on a GPU
-        Displacements of the datatype count bytes from element [0, ..., 0]. In a view with memory between its elements
-        (``A[:, 1]``) the items may touch only elements of the view: describe them by `halox.datatypes.slab`, or by a
-        vector with the view's stride.
+        Displacements of the datatype count bytes from element [0, ..., 0], so a view with memory between its elements
+        (``A[:, 1]``) is refused: give ``A``, and describe the elements by `halox.datatypes.slab` or by a vector.
     datatype : Datatype, dtype or mpi4py.MPI.Datatype
         A datatype of mpi4py, predefined or derived, need not be committed, and may be freed when the exchange is made.
     dest : int
@@ -96,8 +94,8 @@ class Exchange(Closing):
     MismatchError
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
-        On all ranks, if a datatype accesses bytes outside its array or between the elements of a view, if an array is
-        unsuitable, or if a receive writes bytes of another receive or of a send.
+        On all ranks, if a datatype accesses bytes outside its array, if an array is unsuitable or a view with memory
+        between its elements, or if a receive writes bytes of another receive or of a send.
     PathError
         On all ranks, if the requested path cannot be taken; the text gives the reason.
 
@@ -273,7 +271,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], world: World) ->
         except DatatypeError as error:
             raise DatatypeError(f"{name}.datatype: {error}") from error
         form = described.shape, described.strides, described.dtype.itemsize
-        check_own_elements(f"{name}.array", *form, datatype, count)
+        check_no_gaps(f"{name}.array", *form)
         low, high = (described.pointer + reach for reach in datatype.reach(count))
         if low < high:
             layout, is_written = datatype.items(count), isinstance(item, Recv)

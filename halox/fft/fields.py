@@ -21,7 +21,7 @@ from halox.runtime.arrays import (
 from halox.runtime.gpu.devices import allocate, as_device_array
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Field, XArray
+    from halox.runtime.array_types import XArray
 
 SPECTRAL = {np.dtype(real): np.dtype(pair) for real, pair in (("f4", "c8"), ("f8", "c16"))}
 PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
@@ -84,7 +84,7 @@ class TransformFields:
             )
         return TransformCall(dtype, result, layout, target)
 
-    def new(self, forward: bool, call: TransformCall) -> Field:
+    def new(self, forward: bool, call: TransformCall) -> XArray:
         """Allocate a result, with a halo of zeros; local."""
         grid = self._grids[1 if forward else 0]
         shape = call.target.padded_shape

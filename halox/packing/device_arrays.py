@@ -173,7 +173,7 @@ def _wait_for_producer(array: Any, name: str, device: int) -> None:
         if cuda.runtime.streamIsCapturing(stream):
             return
         if hasattr(type(array), "__dlpack__"):
-            dlpack.memory_of(array, name, stream)
+            dlpack.export(array, name, stream=stream or 1)  # 1 is DLPack's number of stream 0
             return
         # 1 and 2 are the legacy and the per-thread default stream, in the interface and in CUDA.
         producer_stream = array.__cuda_array_interface__.get("stream")

@@ -17,8 +17,7 @@ from halox.errors import DatatypeError, FieldError
 from halox.packing.host_copiers import Bytes, Call, Index
 from halox.packing.host_layout import host_layout
 from halox.packing.host_views import View, block_view, common_views, element_view
-from halox.runtime.arrays import Array, HostArray, HostMemory, as_ndarray, borrow
-from halox.runtime.dlpack import ArrayMemory
+from halox.runtime.arrays import Array, HostArray, HostBytes, as_ndarray, borrow
 
 __all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
 
@@ -204,10 +203,10 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
             pass
     borrowed, root = borrow(array), as_ndarray(array)
     check_inside(borrowed.reach, first, stop)
-    memory = ArrayMemory(
-        borrowed.pointer + first, (stop - first,), (1,), np.dtype(np.uint8), root.flags.writeable
+    memory = HostBytes(
+        borrowed.pointer + first, (stop - first,), writable=root.flags.writeable, owner=root
     )
-    return np.asarray(HostMemory(root, memory))
+    return np.asarray(memory)
 
 
 def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:

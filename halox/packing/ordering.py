@@ -13,8 +13,7 @@ import numpy as np
 from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Piece, Side, pieces
-from halox.runtime.arrays import HostMemory
-from halox.runtime.dlpack import ArrayMemory
+from halox.runtime.arrays import HostBytes
 
 MAX_ROUNDS = 4096
 """Largest number of launches of one addition."""
@@ -57,8 +56,7 @@ def _view(side: Side) -> np.ndarray:
     """Make an array with the addresses of a side, for address arithmetic only; it must not be read."""
     blocks = side.strided
     shape, strides = (*blocks.counts, blocks.block_bytes), (*blocks.strides, 1)
-    at = side.pointer + blocks.offset
-    return np.asarray(HostMemory(None, ArrayMemory(at, shape, strides, np.dtype(np.uint8), False)))
+    return np.asarray(HostBytes(side.pointer + blocks.offset, shape, strides))
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:

@@ -11,9 +11,8 @@ from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
 from halox.packing.choosing import METHODS, Choice, choose
 from halox.packing.host import HostPacker, overlapping
-from halox.packing.own_elements import check_own_elements
 from halox.packing.pack_device import pack_device, unpack_device
-from halox.runtime.arrays import as_ndarray
+from halox.runtime.arrays import as_ndarray, check_no_gaps
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.launch import check_max_blocks
 from halox.values import shown
@@ -37,8 +36,8 @@ def pack(
     source : ndarray or device array
         NumPy array, CuPy array, or array of a library that supports DLPack or
         ``__cuda_array_interface__``, for example PyTorch, Numba and JAX. Displacements are in bytes
-        from the array's first element. If the array is a view with memory between its elements
-        (``A[:, 1]``), the items may touch only the view's elements.
+        from the array's first element, so a view with memory between its elements (``A[:, 1]``) is
+        refused: give ``A``.
     datatype : Datatype or dtype-like
         Bytes to copy.
     count : int
@@ -63,7 +62,7 @@ def pack(
     ------
     FieldError
         If ``source`` is not an array, or the datatype reaches beyond the array's memory.
-        If ``source`` is a view, and the datatype touches memory between its elements.
+        If ``source`` is a view with memory between its elements.
         If ``out`` is too small, not contiguous, read-only, not of dtype uint8, or in memory that the
         GPU cannot write.
     DatatypeError
@@ -84,11 +83,11 @@ def pack(
     >>> pack(np.arange(6, dtype="i2"), vector(3, 1, 2, "i2")).view("i2")
     array([0, 2, 4], dtype=int16)
 
-    The elements of a view, in C order, by the view's strides:
+    The elements of a view, by the strides of the whole array:
 
     >>> from halox.datatypes import slab
-    >>> column = np.arange(6, dtype="i2").reshape(3, 2)[:, 1]
-    >>> pack(column, slab(column.shape, column.strides, (0,), (3,), "i2")).view("i2")
+    >>> a = np.arange(6, dtype="i2").reshape(3, 2)
+    >>> pack(a, slab(a.shape, a.strides, (0, 1), (3, 1), "i2")).view("i2")
     array([1, 3, 5], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
@@ -128,7 +127,7 @@ def unpack(
     ------
     FieldError
         If ``target`` is not an array or is read-only, or the datatype reaches beyond its memory.
-        If ``target`` is a view, and the datatype touches memory between its elements.
+        If ``target`` is a view with memory between its elements.
         If ``packed`` is too small, not contiguous, not of dtype uint8, or in memory that the GPU
         cannot read.
     DatatypeError
@@ -217,8 +216,7 @@ def _host_packer(
     if max_blocks is not None:
         check_max_blocks(max_blocks)
     if not array.flags.forc:
-        view = array.shape, array.strides, array.itemsize
-        check_own_elements(name, *view, datatype, count_of("count", count))
+        check_no_gaps(name, array.shape, array.strides, array.itemsize)
     return HostPacker(array, datatype, count)
 
 

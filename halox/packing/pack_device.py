@@ -17,14 +17,12 @@ from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
 from halox.packing.host import overlapping
-from halox.packing.own_elements import check_own_elements
+from halox.runtime.arrays import check_no_gaps
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import check_max_blocks
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-    from halox.packing.device_arrays import DeviceArray
-    from halox.runtime.array_types import CupyArray
 
 CACHED_CALLS = 256
 """Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
@@ -40,10 +38,9 @@ class _Call:
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
-        self.cuda: ModuleType = (
-            cupy().cuda
-        )  # kept, since importing CuPy anew would cost a microsecond
-        self.ndarray: type[CupyArray] = cupy().ndarray
+        # Kept, since importing CuPy anew would cost a microsecond.
+        self.cuda: ModuleType = cupy().cuda
+        self.ndarray: type[Any] = cupy().ndarray
         self._overlaps: bool | None = None
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
@@ -58,27 +55,22 @@ class _Call:
             self._packers[device, to_host] = packer
         return packer
 
-    def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
+    def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
         """Return the address and GPU of an array, after a check that the items touch only its own bytes."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
-                self._check_view(name, array)
+                check_no_gaps(name, array.shape, array.strides, array.itemsize)
             data = array.data
             memory = data.mem
             pointer, low = data.ptr, memory.ptr
             if pointer + self.first >= low and pointer + self.end <= low + memory.size:
                 return pointer, data.device_id
         described = device_array(array, name, writable=writable)
-        self._check_view(name, described)
+        check_no_gaps(name, described.shape, described.strides, described.itemsize)
         described.check_bounds(self.datatype, self.count)
         return described.pointer, described.device
 
-    def _check_view(self, name: str, view: CupyArray | DeviceArray) -> None:
-        """Raise if the items touch memory between a view's elements."""
-        shape, strides, itemsize = view.shape, view.strides, view.itemsize
-        check_own_elements(name, shape, strides, itemsize, self.datatype, self.count)
-
-    def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
+    def packed(self, array: Any, name: str, device: int, *, writable: bool = False) -> int:
         """Return the address of a packed buffer, after a check of its size, dtype and memory."""
         if (
             type(array) is self.ndarray

@@ -1,94 +1,54 @@
 """The data paths, each one object behind one interface: `halox.paths.base`.
 
-`PATHS` contains them by name. A plan starts and finishes their channels in this order. Paths with kernels that wait for
-other ranks are first, so that the host work of the remaining paths overlaps with these waits.
+`PATHS` contains all by name, and `HOST_PATHS` those with protocols for arrays on the host. A plan starts and finishes
+their channels in this order. Paths with kernels that wait for other ranks are first, so that the host work of the
+remaining paths overlaps with these waits.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
-from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from halox.errors import PathError
 from halox.paths.base import Path
+from halox.paths.cuda_aware import CudaAwarePath
+from halox.paths.host import HostPath
+from halox.paths.ipc import IpcPath
+from halox.paths.local import LocalPath
+from halox.paths.nccl import NcclPath
+from halox.paths.peer import PeerPath
+from halox.paths.scatter_gather import ScatterGatherPath
+from halox.paths.staged import StagedPath
 from halox.values import shown
 
 if TYPE_CHECKING:
     from halox.decomposition import FieldLayout
 
-
-class Shipped(NamedTuple):
-    """A path of halox that has not been imported yet."""
-
-    module: str
-    kind: str  # name of its class
-    on_host: bool  # whether any of its protocols is for arrays on the host
-
-
-class Registry(MutableMapping[str, Path]):
-    """Paths by name; the module of a path is imported when the path is first used."""
-
-    def __init__(self, paths: Mapping[str, Path | Shipped]) -> None:
-        self._paths = dict(paths)
-        self._on_host: dict[str, Path] = {}
-
-    def __getitem__(self, name: str) -> Path:
-        """Return a path."""
-        path = self._paths[name]
-        if isinstance(path, Shipped):
-            new: Path = getattr(import_module(path.module), path.kind)()
-            path = self._paths[name] = new
-        return path
-
-    def __setitem__(self, name: str, path: Path) -> None:
-        """Add a path at the end, or replace a path."""
-        self._on_host = {}
-        self._paths[name] = path
-
-    def __delitem__(self, name: str) -> None:
-        """Remove a path."""
-        self._on_host = {}
-        del self._paths[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        """Return the number of paths."""
-        return len(self._paths)
-
-    def on_host(self) -> Mapping[str, Path]:
-        """Return the paths with protocols for arrays on the host; imports no other path."""
-        if not self._on_host:
-            names = [
-                name
-                for name, one in self._paths.items()
-                if (one.on_host if isinstance(one, Shipped) else one.moves("host"))
-            ]
-            self._on_host = {name: self[name] for name in names}
-        return self._on_host
-
-
-PATHS = Registry(
-    {
-        "peer": Shipped("halox.paths.peer", "PeerPath", on_host=False),
-        "nccl": Shipped("halox.paths.nccl", "NcclPath", on_host=False),
-        "ipc": Shipped("halox.paths.ipc", "IpcPath", on_host=False),
-        "local": Shipped("halox.paths.local", "LocalPath", on_host=True),
-        "staged": Shipped("halox.paths.staged", "StagedPath", on_host=False),
-        "cuda_aware": Shipped("halox.paths.cuda_aware", "CudaAwarePath", on_host=False),
-        "host": Shipped("halox.paths.host", "HostPath", on_host=True),
-        "scatter_gather": Shipped("halox.paths.scatter_gather", "ScatterGatherPath", on_host=True),
-    }
-)
+PATHS: dict[str, Path] = {}
+HOST_PATHS: dict[str, Path] = {}
 
 
 def register(path: Path) -> None:
     """Add a path at the end; it replaces a path of the same name."""
     PATHS[path.name] = path
+    if path.moves("host"):
+        HOST_PATHS[path.name] = path
+    else:
+        HOST_PATHS.pop(path.name, None)
+
+
+for _path in (
+    PeerPath(),
+    NcclPath(),
+    IpcPath(),
+    LocalPath(),
+    StagedPath(),
+    CudaAwarePath(),
+    HostPath(),
+    ScatterGatherPath(),
+):
+    register(_path)
 
 
 def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
@@ -96,7 +56,7 @@ def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
 
     Depends only on values that all ranks know, so that all ranks get the same answer.
     """
-    return any(path.wants_shared_fields(layout, itemsize) for path in PATHS.on_host().values())
+    return any(path.wants_shared_fields(layout, itemsize) for path in HOST_PATHS.values())
 
 
 def requested_path(path: str | None) -> str | None:

@@ -37,8 +37,9 @@ import numpy as np
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, senders_by_stage, whole, within_counts
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.runtime.arena import HostPlace, SharedArena
+from halox.runtime.arena import SharedArena
 from halox.runtime.leftovers import Leftovers, hold_at_exit
+from halox.runtime.segments import Place
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.world import World
 
@@ -151,7 +152,7 @@ class SharedBuffers(TransportBuffers):
         self._consumed = link.flag("consumed", sorted(targets.difference(sources)))
 
     def _views(
-        self, places: Sequence[Sequence[HostPlace]], messages: Sequence[Message]
+        self, places: Sequence[Sequence[Place]], messages: Sequence[Message]
     ) -> list[list[Bytes]]:
         return [
             [

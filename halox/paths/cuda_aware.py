@@ -1,18 +1,23 @@
 """The ``cuda_aware`` path: packed on the device, sent by MPI from device memory, unpacked on the device.
 
-Only CUDA-aware MPI libraries accept device pointers; `halox.runtime.device_pointers` finds out whether this one does.
+An MPI library without GPU support reads a device pointer on the host, and crashes. So users must say on all ranks, with
+``HALOX_CUDA_AWARE=1``, that their library takes device pointers; the path is not used if the library itself denies it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 
+from halox.errors import HaloxError
 from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
 from halox.runtime.context import Context
-from halox.runtime.device_pointers import decided_by_user, find_out
 from halox.runtime.world import load_mpi
+
+VARIABLE = "HALOX_CUDA_AWARE"
 
 
 class CudaAwarePath(Path):
@@ -27,15 +32,17 @@ class CudaAwarePath(Path):
             reach="nodes",
         ),
     )
-    summary = "where MPI takes device memory; see `halox info --paths -n N`"
+    summary = "where MPI takes device memory, with HALOX_CUDA_AWARE=1 on all ranks"
 
     def check_settings(self) -> None:
-        """Check HALOX_CUDA_AWARE."""
-        decided_by_user()
+        if os.environ.get(VARIABLE) not in ("", "0", "1"):
+            raise HaloxError(
+                f"{VARIABLE}={os.environ[VARIABLE]!r}: expected 1 (MPI takes device pointers), or 0 or nothing "
+                "(it must not be given any)"
+            )
 
     def survey(self, context: Context, *, is_named: bool) -> str | None:
-        """Return why MPI cannot take device pointers, None if it can; collective the first time."""
-        return context.of_gpus(_why_no_device_pointers)
+        return context.once(_why_no_device_pointers)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
@@ -63,8 +70,31 @@ class CudaAwarePath(Path):
 
 
 def _why_no_device_pointers(context: Context) -> str | None:
-    verdict = find_out(context.world, context.device)
-    return None if verdict.takes else verdict.reason
+    """Return why some rank must not pass device pointers to MPI, None if all may; collective."""
+    here = _why_not_here()
+    _, reasons = context.world.reduce(here, "the question whether MPI takes device pointers")
+    for rank, why in enumerate(reasons or ()):
+        if why is not None:
+            return f"on rank {rank}, {why}"
+    return here
+
+
+def _why_not_here() -> str | None:
+    if os.environ.get(VARIABLE) != "1":
+        return f"{VARIABLE} is not 1; set it on all ranks if the MPI library takes device pointers"
+    if _library_denies():
+        return "the MPI library says that it has no support for CUDA (MPIX_Query_cuda_support)"
+    return None
+
+
+def _library_denies() -> bool:
+    """Whether the MPI library reports that it has no CUDA support; libraries without a report do not deny it."""
+    try:
+        query = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return False
+    query.restype, query.argtypes = ctypes.c_int, ()
+    return int(query()) == 0
 
 
 def device_buffer(nbytes: int) -> Buffer:

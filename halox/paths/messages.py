@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 from halox.runtime.arrays import Described, HostArray
-from halox.runtime.place import Place, SegmentT
+from halox.runtime.segments import Place
 from halox.values import rounded_up
 
 Direction = Literal["send", "receive"]
@@ -170,10 +170,10 @@ def _readable(part: PartSignature) -> str:
     return f"{count} x ({signature})"
 
 
-class Located(NamedTuple, Generic[SegmentT]):
+class Located(NamedTuple):
     """Places and layouts of a message's parts."""
 
-    places: tuple[Place[SegmentT], ...] | None  # of the arrays; None unless all are in an arena
+    places: tuple[Place, ...] | None  # of the arrays; None unless all are in an arena
     layouts: tuple[StridedBlocks, ...]
 
 
@@ -184,8 +184,8 @@ Addressed: TypeAlias = Described | HostArray
 def located(
     message: Message,
     arrays: Sequence[Addressed],
-    locate: Callable[[int, int], Place[SegmentT] | None],
-) -> Located[SegmentT] | None:
+    locate: Callable[[int, int], Place | None],
+) -> Located | None:
     """Locate a message's parts in an arena; None unless each part has a strided form."""
     layouts = tuple([strided for part in message.parts if (strided := part.strided) is not None])
     if len(layouts) < len(message.parts):

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from halox.paths.messages import Message
-from halox.runtime.arena import Block, HostPlace, SharedArena
+from halox.runtime.arena import SharedArena
+from halox.runtime.segments import Block, Place
 from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.waiting import SPINS
 from halox.runtime.world import World
@@ -97,7 +98,7 @@ class Flag:
 class _Record(NamedTuple):
     """Description of a rank's block for its peers: the first values of its flags, and offsets by (peer, tag)."""
 
-    place: HostPlace
+    place: Place
     words: int
     slot_bytes: int
     bases: list[int]
@@ -135,11 +136,11 @@ class NodeLink:
             dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
 
-    def _word(self, place: HostPlace, number: int) -> memoryview:
+    def _word(self, place: Place, number: int) -> memoryview:
         """Return a flag of a block."""
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
-    def _base(self, place: HostPlace, number: int) -> int:
+    def _base(self, place: Place, number: int) -> int:
         """Return the value of a flag, the origin of the epochs; reset it to 0 if it is not a valid count."""
         word = self._word(place, number)
         if not 0 <= word[0] < _MOST:
@@ -162,7 +163,7 @@ class NodeLink:
         memory = self._arena.memory(record.place)[_HEAD_BYTES:][: 8 * record.words]
         return memory.data.cast("B").cast("q")
 
-    def place(self, message: Message, slot: int) -> HostPlace:
+    def place(self, message: Message, slot: int) -> Place:
         """Return the place of a packed message: in its sender's block."""
         record, key = self._own, (message.peer, message.tag)
         if message.direction == "receive":

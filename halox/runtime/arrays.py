@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,8 @@ from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
-from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.values import check_unmasked, shown
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CudaInterface
 
 T = TypeVar("T")
 
@@ -54,7 +51,6 @@ class Described:
     writable: bool
 
     def __str__(self) -> str:
-        """Return dtype and shape."""
         return f"{self.dtype}{list(self.shape)}"
 
     def borrowed(self) -> HostArray:
@@ -80,9 +76,9 @@ def check_extents(shape: tuple[int, ...], itemsize: int, what: str, remedy: str)
 def describe(array: object, name: str = "array") -> Described:
     """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
-    Raises `FieldError`, which names the argument, if ``array`` is not such an object, its dtype has no fixed size, or
-    it raises when asked for its memory. Element types that NumPy does not have, such as bfloat16, are opaque bytes
-    (``V2``). An array that offers only DLPack older than version 1.0 counts as read-only.
+    Raises `FieldError`, which names the argument, if ``array`` is not such an object, its dtype has no fixed size or
+    is none of NumPy's (bfloat16), or it raises when asked for its memory. An array that offers only DLPack older than
+    version 1.0 counts as read-only.
     """
     if type(array) is np.ndarray and not array.dtype.hasobject:
         flags = array.flags
@@ -130,11 +126,12 @@ def describe(array: object, name: str = "array") -> Described:
     return described
 
 
-def _on_gpu(array: object, name: str) -> Described:
-    """Describe a GPU array of a library other than CuPy; does not need CuPy."""
+def _on_gpu(array: Any, name: str) -> Described:
     interface = _cuda_interface(array)
     if interface is None:
-        pointer, shape, strides, dtype, writable = dlpack.memory_of(array, name)
+        view = describe(cupy().from_dlpack(array), name)
+        pointer, shape, strides, dtype = view.pointer, view.shape, view.strides, view.dtype
+        writable = dlpack.is_writable(array, name)
     else:
         dtype = np.dtype(interface["typestr"])
         if dtype.kind == "V" and interface.get("descr"):
@@ -151,30 +148,38 @@ def _on_gpu(array: object, name: str) -> Described:
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 
-def _cuda_interface(array: object) -> CudaInterface | None:
+def _cuda_interface(array: object) -> Mapping[str, Any] | None:
     try:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
         if hasattr(type(array), "__dlpack__"):
-            return None  # __dlpack__ gives the reason, or accepts more types
+            return None  # __dlpack__ gives the reason
         raise
 
 
-class HostMemory:
-    """Host memory at an address, for `numpy.asarray`; keeps its owner alive."""
+class HostBytes:
+    """Bytes of host memory at an address, for `numpy.asarray`; keeps their owner alive."""
 
-    def __init__(self, owner: object, memory: dlpack.ArrayMemory) -> None:
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        *,
+        writable: bool = False,
+        owner: object = None,
+    ) -> None:
         self.base = owner
         self.__array_interface__ = {
             "version": 3,
-            "data": (memory.pointer, not memory.writable),
-            "shape": memory.shape,
-            "strides": memory.strides,
-            "typestr": memory.dtype.str,
+            "data": (pointer, not writable),
+            "shape": shape,
+            "strides": strides,
+            "typestr": "|u1",
         }
 
 
-def as_ndarray(array: object, name: str = "array") -> Any:
+def as_ndarray(array: Any, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
     Raises `FieldError`, which names the argument, if the array does not expose its memory.
@@ -184,7 +189,10 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     device = dlpack.device_of(array, name)
     if device is None or device[0] not in dlpack.ON_HOST:
         return array
-    return np.asarray(HostMemory(array, dlpack.memory_of(array, name)))
+    try:
+        return np.from_dlpack(array)
+    except Exception as error:  # this runs code of any library
+        raise dlpack.refused(name, error) from error
 
 
 def scalar_array(value: object, dtype: DType) -> Array:
@@ -317,6 +325,22 @@ def check_elements_apart(array: Described, name: str) -> None:
             f"{name}: elements share memory (shape {tuple(array.shape)}, strides {tuple(array.strides)}), so that what "
             "is written to one changes others; give a copy"
         )
+
+
+def check_no_gaps(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Raise `FieldError` for a view with memory between its elements; any order of the axes is allowed.
+
+    Consecutive items of a datatype are consecutive in memory, as in MPI, and not along such a view.
+    """
+    run = itemsize
+    for stride, n in sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != run and 0 not in shape:
+            raise FieldError(
+                f"{name} is a view of shape {tuple(shape)} and strides {tuple(strides)} with memory between its "
+                "elements, and displacements count bytes of memory, as in MPI: give the whole array that it is a view "
+                "of, and describe the elements in it (halox.datatypes.slab, vector), or give a contiguous copy"
+            )
+        run *= n
 
 
 def _shell(array: Described) -> Array:

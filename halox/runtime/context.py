@@ -6,7 +6,6 @@ context finds the GPUs and other properties of the ranks at first use, and frees
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,7 +50,6 @@ class Context:
             ranks.resources["leftovers"] = Leftovers(ranks)
         self.arena: SharedArena = ranks.resources["arena"]
         self.leftovers: Leftovers = ranks.resources["leftovers"]
-        self.arena.open()
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
@@ -79,13 +77,12 @@ class Context:
         """Return the GPUs of all ranks; collective.
 
         The survey and the results of `of_gpus` stay on the communicator. The next survey is made once any rank has
-        another GPU, or another ``HALOX_CUDA_AWARE``.
+        another GPU.
         """
         if self.topology is None:
-            from halox.runtime.device_pointers import VARIABLE
             from halox.runtime.topology import survey
 
-            kept, key = self.world.ranks.resources, (self.device, os.environ.get(VARIABLE))
+            kept, key = self.world.ranks.resources, self.device
             is_new = GPUS not in kept or kept[GPUS][0] != key
             if self.world.reduce(None, "the search for GPUs", [is_new])[0] != [0]:
                 kept[GPUS] = key, survey(self.world, self.device_arena, self.events), {}

@@ -28,7 +28,6 @@ class Deferred:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock, and run the deferred actions."""
         self._lock.release()
         self._run_waiting()
 

@@ -43,7 +43,6 @@ class HostTransforms:
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Return an array with undefined contents."""
         return np.empty(shape, dtype)
 
     def destroys(self, axes: Sequence[int]) -> bool:
@@ -53,7 +52,6 @@ class HostTransforms:
     def c2c(
         self, source: Array, target: Array, axes: Sequence[int], *, forward: bool, norm: Norm
     ) -> Run:
-        """Transform complex numbers along some axes."""
         library = _library(target.dtype)
         if library is not None:
             along = library.fftn if forward else library.ifftn

@@ -58,7 +58,6 @@ class _Argument:
         self.following = _NOTHING
 
     def __len__(self) -> int:
-        """Return the number of values of calls with this array."""
         return len(self.values) + sum(map(len, self.following.values()))
 
     def fits(self, array: object) -> bool:
@@ -82,7 +81,6 @@ class KnownArrays(Generic[Value]):
         self._passed: dict[int, weakref.ref[object]] = {}
 
     def __len__(self) -> int:
-        """Return the number of values."""
         return sum(map(len, self._first.values()))
 
     def find(self, kind: Hashable, arrays: Sequence[object]) -> Value | None:

@@ -189,7 +189,6 @@ class NcclRanks:
         return self._names
 
     def error(self) -> HaloxError:
-        """Return the error that says why the communicator was aborted."""
         return self._kind(self.failed)
 
     def fail(self, why: str, kind: type[HaloxError] = ExchangeTimeoutError) -> None:
@@ -207,11 +206,9 @@ class NcclRanks:
         _living.discard(self)
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the abort, at most this long."""
         self._ending.join(seconds)
 
     def watch(self, watch: Watch) -> None:
-        """Monitor the exchanges of a plan from now on."""
         with self._lock:
             self._watched.append(watch)
             if self._thread is None:

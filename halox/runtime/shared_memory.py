@@ -6,7 +6,6 @@ file, its creator unlinks the name, so that the system frees the memory even if 
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import platform
@@ -72,36 +71,18 @@ def space_left() -> int:
 class SharedSegment:
     """A mapped file of shared memory; ``memory`` is a byte array over it.
 
-    The mapping ends with the last view of ``memory``. The system frees the memory once no rank maps the file and the
-    file is unlinked.
+    The mapping ends with the last view of it. The system frees the memory once no rank maps the file and the file is
+    unlinked.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
-        self._mapping: mmap.mmap | None = mapping
+        self.mapping = mapping
         self.memory: Bytes = np.frombuffer(mapping, np.uint8)
         self.nbytes = len(mapping)
 
     @cached_property
     def start(self) -> int:
-        """Address of the memory in this process."""
         return int(self.memory.ctypes.data)
-
-    def trim(self) -> None:
-        """Return the pages to the system; the memory reads as zeros afterwards."""
-        if self._mapping is not None:
-            with suppress(OSError, AttributeError):
-                self._mapping.madvise(mmap.MADV_REMOVE)
-
-    def fill(self) -> None:
-        """Allocate all pages; raise OSError if there is too little shared memory."""
-        if self._mapping is not None:
-            try:
-                self._mapping.madvise(_MADV_POPULATE_WRITE)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # kernels before Linux 5.14 do not have this advice
-                    raise
-                if space_left() < self.nbytes:
-                    raise
 
 
 def create(name: str, nbytes: int) -> SharedSegment:
@@ -117,10 +98,9 @@ def create(name: str, nbytes: int) -> SharedSegment:
         os.ftruncate(handle, size)
         if size >= _HUGE_BYTES and _has_huge_pages():
             segment = SharedSegment(mmap.mmap(handle, size))
-            assert segment._mapping is not None
             with suppress(OSError):
-                segment._mapping.madvise(_MADV_HUGEPAGE)
-                segment._mapping.madvise(_MADV_POPULATE_WRITE)
+                segment.mapping.madvise(_MADV_HUGEPAGE)
+                segment.mapping.madvise(_MADV_POPULATE_WRITE)
                 return segment
         os.posix_fallocate(handle, 0, size)
         return SharedSegment(mmap.mmap(handle, size))

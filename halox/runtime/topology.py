@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.runtime.communicator import digest
-from halox.runtime.device_arena import Allocation, DeviceArena
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.segments import SegmentKey
 from halox.runtime.world import World
 
 _PROBE_BYTES = 4096
@@ -52,7 +53,6 @@ class Topology:
 
     @property
     def is_shared(self) -> bool:
-        """Whether any ranks share a GPU."""
         return bool((self.users > 1).any())
 
     @property
@@ -94,7 +94,7 @@ class Topology:
 
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
     """Find the GPUs of all ranks, and try to map the memory and events of the ranks on this node; collective."""
-    offer: tuple[Mapping[Allocation, bytes], Mapping[int, bytes]] = ({}, {})
+    offer: tuple[Mapping[SegmentKey, bytes], Mapping[int, bytes]] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:
         block, numbers = arena.allocate(_PROBE_BYTES), events.acquire(1)

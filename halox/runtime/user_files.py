@@ -1,6 +1,6 @@
 """Small JSON files in the user's ``XDG_CACHE_HOME``: checked when read, replaced atomically.
 
-halox stores the constants of ``halox tune`` and the verdicts of `halox.runtime.device_pointers` there.
+halox stores the constants of ``halox tune`` there.
 """
 
 from __future__ import annotations

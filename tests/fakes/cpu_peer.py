@@ -36,9 +36,8 @@ from halox.paths.peer.table import (
     plan,
     segment_dtype,
 )
-from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.place import Place
+from halox.runtime.segments import Block, Place
 from tests.fakes.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.fakes.host_cuda import HostCuda, host_cuda
 from tests.fakes.host_launches import host_launches
@@ -104,20 +103,20 @@ class HostArena:
         self._arenas[self.name] = self
         self._memory: list[np.ndarray] = []
 
-    def allocate(self, nbytes: int, offset: int = 0) -> DeviceBlock:
+    def allocate(self, nbytes: int, offset: int = 0) -> Block:
         memory = aligned(nbytes + 2 * 512, offset)
         memory[:] = GUARD
         self._memory.append(memory)
         place = Place((self.name, len(self._memory) - 1))
-        return DeviceBlock(place, memory.ctypes.data + 512, nbytes)
+        return Block(place, memory.ctypes.data + 512, nbytes)
 
-    def bytes_of(self, block: DeviceBlock) -> np.ndarray:
+    def bytes_of(self, block: Block) -> np.ndarray:
         return self._memory[block.place.segment[1]][512:-512]
 
-    def release(self, block: DeviceBlock) -> None:
+    def release(self, block: Block) -> None:
         pass
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def locate(self, start: int, end: int) -> Place | None:
         for number, memory in enumerate(self._memory):
             first = memory.ctypes.data + 512
             if first <= start and end <= first + memory.size - 1024:
@@ -130,7 +129,7 @@ class HostArena:
     def open(self, handles: Any) -> None:
         pass
 
-    def pointer(self, place: DevicePlace) -> int:
+    def pointer(self, place: Place) -> int:
         name, number = place.segment
         memory = self._arenas[name]._memory[number]
         return int(memory.ctypes.data) + 512 + place.offset

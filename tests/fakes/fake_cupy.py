@@ -23,10 +23,9 @@ import pytest
 
 from halox.collectives.operations import find_operation
 from halox.errors import DeviceError
-from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import WORDS_BYTES, Pool
-from halox.runtime.place import Place
+from halox.runtime.segments import Block, Place
 from tests.fakes.cpu_allreduce import Launch, Stream
 from tests.fakes.cpu_kernels import aligned
 from tests.fakes.host_launches import leave
@@ -124,13 +123,13 @@ class FakeArena:
         self.retired = 0
         atexit.register(self.free)
 
-    def allocate(self, nbytes: int) -> DeviceBlock:
+    def allocate(self, nbytes: int) -> Block:
         number = len(self._files)
         path = f"/dev/shm/{self.name}-{number}"
         with open(path, "wb") as file:
             file.truncate(nbytes)
         self._files.append(path)
-        return DeviceBlock(Place((self.name, number)), self._map((self.name, number), path), nbytes)
+        return Block(Place((self.name, number)), self._map((self.name, number), path), nbytes)
 
     def _map(self, segment: tuple[str, int], path: str) -> int:
         with open(path, "r+b") as file:
@@ -147,19 +146,19 @@ class FakeArena:
             if segment not in self.mapped:
                 self._map(segment, handle.decode())
 
-    def pointer(self, place: DevicePlace) -> int:
+    def pointer(self, place: Place) -> int:
         return self.mapped[place.segment] + place.offset
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def locate(self, start: int, end: int) -> Place | None:
         return None  # all arrays are outside the arena
 
     def array(self, shape: Any, dtype: Any) -> Array:
         return Array(np.zeros(shape, dtype), self.device)
 
-    def release(self, block: DeviceBlock) -> None:
+    def release(self, block: Block) -> None:
         pass
 
-    def retire(self, block: DeviceBlock) -> None:
+    def retire(self, block: Block) -> None:
         self.retired += 1
 
     def reclaim(self) -> None:
@@ -208,7 +207,7 @@ class MappedArena(FakeArena):
                 return block
         return None
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def locate(self, start: int, end: int) -> Place | None:
         block = self._block_around(start, end)
         return block and block.place.at(start - block.pointer)
 

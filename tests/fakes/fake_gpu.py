@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from halox.runtime.arrays import Described
-from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.place import Place
+from halox.runtime.segments import Block, Place
 from tests.fakes.host_launches import FAKES, HostLaunch
 from tests.support import forget_captures
 
@@ -268,7 +267,7 @@ class FakeArena:
         self.opened: set[Any] = set()
         self.is_full = False
 
-    def allocate(self, nbytes: int) -> DeviceBlock:
+    def allocate(self, nbytes: int) -> Block:
         if self.is_full:
             raise MemoryError("no such luck")
         if self.released and self.sizes[self.released[-1]] >= nbytes:
@@ -276,9 +275,9 @@ class FakeArena:
         else:
             number = len(self.sizes)
             self.sizes[number] = nbytes
-        return DeviceBlock(Place((str(self.world.rank), number)), self._at(number), nbytes)
+        return Block(Place((str(self.world.rank), number)), self._at(number), nbytes)
 
-    def release(self, block: DeviceBlock) -> None:
+    def release(self, block: Block) -> None:
         number = block.place.segment[1]
         assert number not in self.released
         self.released.append(number)
@@ -289,7 +288,7 @@ class FakeArena:
         pointer = self._at(place.segment[1]) + (AREA << 20 if foreign else 0)
         return Described(pointer, (elements,), (8,), np.dtype("f8"), 0, True)
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def locate(self, start: int, end: int) -> Place | None:
         number = start // AREA - 1000 * self.world.rank
         inside = number in self.sizes and end <= self._at(number) + self.sizes[number]
         return Place((str(self.world.rank), number), start % AREA) if inside else None
@@ -301,7 +300,7 @@ class FakeArena:
         assert all(arena != str(self.world.rank) for arena, _ in handles)
         self.opened |= set(handles)
 
-    def pointer(self, place: DevicePlace) -> int:
+    def pointer(self, place: Place) -> int:
         name, number = place.segment
         is_own = name == str(self.world.rank)
         assert is_own or place.segment in self.opened

@@ -39,10 +39,14 @@ class Foreign:
 class TestPackDevice:
     def test_views_negative_strides_and_out(self):
         base = cp.arange(30, dtype="f8")
-        backwards = base[::-1]
         out = cp.zeros(100, "u1")
-        packed = pack(backwards, dt.hvector(30, 1, -8, "f8"))
+        packed = pack(base[29:], dt.hvector(30, 1, -8, "f8"))
         assert packed.get().view("f8").tolist() == list(range(29, -1, -1))
+        for view in (base[::-1], base[::2], base.reshape(5, 6)[:, 1:]):
+            with pytest.raises(FieldError, match="source"):
+                pack(view, "f8", 2)
+            with pytest.raises(FieldError, match="target"):
+                unpack(packed, "f8", view, 2)
         packed = pack(base[4:], dt.vector(3, 1, 2, "f8"), 1, out)
         assert packed.shape == (24,)
         assert packed.data.ptr == out.data.ptr

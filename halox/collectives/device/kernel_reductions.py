@@ -37,13 +37,14 @@ from halox.errors import (
 )
 from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
 from halox.runtime.arrays import Array, Described, DType
-from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.handshake import handshake
+from halox.runtime.segments import Block, Place, SegmentKey
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ Address = ctypes.c_uint64
 Layout = tuple[Sequence[Address], PreparedLaunch]
 """Places of the addresses of the fields' cells in a launch's argument, and the launch."""
 
-_KernelRecord = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
+_KernelRecord = tuple[Mapping[SegmentKey, bytes], Place, tuple[object, ...]]
 """Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
 
 
@@ -80,7 +81,7 @@ class _PlannedReduction:
         self._order = StreamOrder()
         self._bound_call: Callable[[], object] | None = None  # call whose addresses are set
         self._failure: FailureWord | None = None
-        self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
+        self._block: Block | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
         with cupy().cuda.Device(arena.device):
             runtime.memset(self._block.pointer, 0, plan.memory_bytes)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from halox.collectives.device.kernel_reductions import Target
     from halox.collectives.prepared import Launch
     from halox.runtime.array_types import CupyArray
-    from halox.runtime.device_arena import DeviceBlock
+    from halox.runtime.segments import Block
 
 _ALIGNMENT = 512
 _COPIED_BYTES = 1 << 20
@@ -180,7 +180,7 @@ class NcclHierarchicalReduction:
         receives = [transfer for transfer in plan.before if not transfer.is_send]
         assert arena.device is not None
 
-        def make() -> tuple[DeviceBlock, ArrayKernels | None]:
+        def make() -> tuple[Block, ArrayKernels | None]:
             piece = kernels(stop - start) if stop > start else None
             return arena.allocate(own + nodes * slot + 8 * len(receives)), piece
 

@@ -35,7 +35,7 @@ from halox.errors import HaloxError
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import DType
-from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
@@ -43,6 +43,7 @@ from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.streams import Stream, StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
+from halox.runtime.segments import Block, Place, SegmentKey
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -131,8 +132,8 @@ class ArrayKernels:
 class _TreeRecord(NamedTuple):
     """Description of a rank for its peers: its memory, and the event that it records."""
 
-    handles: Mapping[Allocation, bytes]
-    place: DevicePlace
+    handles: Mapping[SegmentKey, bytes]
+    place: Place
     events: Mapping[int, bytes]
     signature: tuple[object, ...]
 
@@ -159,7 +160,7 @@ class TreeReduction:
         self._slot = rounded_up(nbytes, _ALIGNMENT)
         self._signature = shape, nbytes
         mine = self._tree[world.rank]
-        self._block: DeviceBlock | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
+        self._block: Block | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
         self._numbers = self._pool.acquire(1)
         self._epoch = 0
         self._order = StreamOrder()

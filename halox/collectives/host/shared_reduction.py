@@ -29,8 +29,9 @@ from typing import Protocol
 
 from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.runtime.arena import Block, SharedArena
+from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import Array, DType
+from halox.runtime.segments import Block
 from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -105,7 +106,7 @@ class SharedReduction:
         self._is_small = self.buffers_all and elements * dtype.itemsize <= SMALL_BYTES
         last = (elements - 1) % longest + 1  # length of the last piece
 
-        flag = block.memory[:8].data.cast("B").cast("q")
+        flag = arena.memory(block.place)[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
             flag[0] = 0  # the block was a field's memory, and nobody reads these bytes any longer
         records = world.ranks.gather((block.place, flag[0]), _MAKING, of_node=True)

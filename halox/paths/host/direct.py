@@ -19,11 +19,11 @@ from halox.paths.base import Job
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Located
 from halox.paths.node import NodeLink
-from halox.runtime.arena import HostPlace, SegmentKey, SharedArena
+from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import WORDS, HostArray, common_word
-from halox.runtime.place import Place
+from halox.runtime.segments import Place
 
-SharedParts: TypeAlias = Located[SegmentKey]
+SharedParts: TypeAlias = Located
 """Parts of a message at one end, each a single strided item, in memory of the node."""
 
 
@@ -74,7 +74,7 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
     return to, out_of
 
 
-def _array_at(arena: SharedArena, place: HostPlace) -> HostArray:
+def _array_at(arena: SharedArena, place: Place) -> HostArray:
     """Return the memory of another rank's array, by its address in this process."""
     segment = arena.memory(Place(place.segment))
     return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)

@@ -18,7 +18,8 @@ from halox.paths.peer.table import (
     least_word,
     runs,
 )
-from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.device_arena import DeviceArena
+from halox.runtime.segments import Place, SegmentKey
 from halox.values import rounded_up
 
 WIDE_BYTES = 1 << 17
@@ -177,8 +178,8 @@ class PeerInfo:
 
     word_bytes: int  # bytes of the kernel's shortest word; 1 for unaligned runs
     layouts: tuple[StridedBlocks, ...] | None = None  # of its parts, if each has a strided form
-    places: tuple[DevicePlace, ...] | None = None  # of their arrays, if peers can map them
-    handles: Mapping[Allocation, bytes] = field(default_factory=dict)
+    places: tuple[Place, ...] | None = None  # of their arrays, if peers can map them
+    handles: Mapping[SegmentKey, bytes] = field(default_factory=dict)
 
 
 def _nowhere(start: int, end: int) -> None:

@@ -39,11 +39,12 @@ from halox.paths.peer.table import (
     runs,
     shifts_of,
 )
-from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import FailureWord
+from halox.runtime.segments import Block, Place, SegmentKey
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -75,11 +76,11 @@ _SHIFTS_AT = EXCHANGE.itemsize - 8 * MOST_SHIFTS
 class Cts:
     """Clear to send: the receiver's reply to a peer, with staging and flag addresses."""
 
-    handles: Mapping[Allocation, bytes]
-    begun: DevicePlace
-    staging: dict[int, tuple[DevicePlace, int, bool]] = field(default_factory=dict)
+    handles: Mapping[SegmentKey, bytes]
+    begun: Place
+    staging: dict[int, tuple[Place, int, bool]] = field(default_factory=dict)
     """By tag: place, bytes of a slot, and whether the message travels in LL128-like packets."""
-    flags: dict[int, DevicePlace] = field(default_factory=dict)
+    flags: dict[int, Place] = field(default_factory=dict)
 
 
 _RegionName = str | tuple[object, ...]
@@ -134,8 +135,8 @@ class Negotiation:
         self.peers = job.peers
         self._target_ranks = {m.peer for m in job.sends}
         self._source_ranks = {m.peer for m in job.receives}
-        self._block: DeviceBlock | None = None  # memory that the peers map
-        self._own: list[DeviceBlock] = []  # memory that only this rank uses
+        self._block: Block | None = None  # memory that the peers map
+        self._own: list[Block] = []  # memory that only this rank uses
         self.failure: FailureWord | None = None
         self._memory = _Memory()
 
@@ -378,7 +379,7 @@ class Negotiation:
         assert self._block is not None
         return self._block.pointer + self._memory.at[key]
 
-    def _place(self, key: _RegionName) -> DevicePlace:
+    def _place(self, key: _RegionName) -> Place:
         assert self._block is not None
         return self._block.place.at(self._memory.at[key])
 

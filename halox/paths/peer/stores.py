@@ -18,12 +18,12 @@ from halox.decomposition import FieldLayout
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
-from halox.runtime.device_arena import Allocation, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import source
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.handshake import handshake
+from halox.runtime.segments import Block, Place, SegmentKey
 
 if TYPE_CHECKING:
     from halox.runtime.context import Context
@@ -71,9 +71,9 @@ def device_header(*, debug: bool = False) -> str:
 class Offer(NamedTuple):
     """Places of a rank's flags and fields for a peer, and the layout of the fields there."""
 
-    handles: Mapping[Allocation, bytes]
-    flags: DevicePlace
-    fields: Sequence[DevicePlace]
+    handles: Mapping[SegmentKey, bytes]
+    flags: Place
+    fields: Sequence[Place]
     strides: Sequence[int]  # in bytes: components, then grid axes
     received: Mapping[tuple[int, ...], Sequence[int]]  # first cell of the halo by direction
 
@@ -125,7 +125,7 @@ class StoreChannel(Channel):
         self._received = {r.direction: r.recv.starts[cut] for r in regions if r.recv}
         self._strides = (*(strides[:first] + strides[cut.stop :] or (0,)), *strides[cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
-        self._block: DeviceBlock | None = None
+        self._block: Block | None = None
         self.failure = FailureWord(device)
 
     def offer(self, _: object) -> dict[int, Offer]:
@@ -141,7 +141,7 @@ class StoreChannel(Channel):
         offer = Offer(handles, flags, places, self._strides, self._received)
         return dict.fromkeys(self.peers, offer)
 
-    def _place(self, field: Described) -> DevicePlace:
+    def _place(self, field: Described) -> Place:
         before, behind = span(field.shape, field.strides, field.dtype.itemsize)
         place = self._arena.locate(field.pointer - before, field.pointer + behind)
         if place is None:

@@ -9,13 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import cupy
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyFunction
 
 OPTIONS = ("-std=c++17",)
 
@@ -56,7 +53,7 @@ def preamble(defines: tuple[tuple[str, str], ...]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in defines)
 
 
-def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunction:
+def _without_files(load: Callable[[], Any], error: OSError) -> Any:
     """Compile without CuPy's disk cache, after an error in reading or writing it."""
     warnings.warn(
         f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
@@ -74,7 +71,7 @@ def kernel(
     device: int,
     defines: tuple[tuple[str, str], ...] = (),
     options: tuple[str, ...] = (),
-) -> CupyFunction:
+) -> Any:
     """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are its ``#define``s.
 
     ``options`` are further options of NVRTC.
@@ -85,11 +82,11 @@ def kernel(
     """
     cp = cupy()
 
-    def load() -> CupyFunction:
+    def load() -> Any:
         with cp.cuda.Device(device):
             code = preamble(defines) + source(name)
             module = cp.RawModule(code=code, options=(*OPTIONS, *options))
-            kernel: CupyFunction = module.module.get_function(function)
+            kernel = module.module.get_function(function)
             return kernel
 
     try:

@@ -52,7 +52,6 @@ class Form:
 
     @classmethod
     def of(cls, array: XArray) -> Form:
-        """Describe an array."""
         size = array.dtype.itemsize
         strides = tuple(s // size for s in array.strides)
         pointer = int(array.data.ptr)
@@ -121,7 +120,6 @@ class CuFFT:
         return int(array.data.ptr) % 16, array.strides
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> XArray:
-        """Return an uninitialized array on the current GPU."""
         array: XArray = cupy().empty(shape, dtype)
         return array
 
@@ -132,7 +130,6 @@ class CuFFT:
     def c2c(
         self, source: XArray, target: XArray, axes: Sequence[int], *, forward: bool, norm: str
     ) -> Run:
-        """Transform complex numbers along some axes."""
         sign = _FORWARD if forward else _INVERSE
         return self._along(source, target, tuple(axes), sign)
 

@@ -14,7 +14,7 @@ from halox.runtime.gpu import cuda
 from halox.values import check_unmasked, shortened, shown
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyArray, Field
+    from halox.runtime.array_types import CupyArray, XArray
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
@@ -63,8 +63,8 @@ def linalg_module(device: int | None) -> Any:
 @overload
 def allocate(shape: tuple[int, ...], dtype: DType, device: None) -> Array: ...
 @overload
-def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field: ...
-def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> XArray: ...
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> XArray:
     """Return an uninitialized array on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
@@ -155,7 +155,7 @@ def _wider(value: object, dtype: DType) -> str:
     return repr(str(wider)) if wider.kind in "iufc" and wider != dtype else ""
 
 
-def fill(array: Field, value: Array | None) -> None:
+def fill(array: XArray, value: Array | None) -> None:
     """Set all elements of a contiguous array to a value of its dtype; None zeroes all bytes, including padding."""
     if isinstance(array, np.ndarray):
         if value is None:

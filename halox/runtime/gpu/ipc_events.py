@@ -62,11 +62,9 @@ class EventPool:
                     ) from error
 
     def own(self, number: int) -> int:
-        """Return the address of an event of this rank."""
         return self._own[number][0]
 
     def opened(self, rank: int, number: int) -> int:
-        """Return the local address of another rank's event."""
         return self._opened[rank, number]
 
     def close(self) -> None:

@@ -12,15 +12,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyFunction
 
 Parameter: TypeAlias = (
     "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[Any]"
@@ -47,7 +44,7 @@ class PreparedLaunch:
 
     def __init__(
         self,
-        function: CupyFunction,
+        function: Any,
         grid: int | tuple[int, ...],
         block: int | tuple[int, ...],
         args: Sequence[Parameter],
@@ -91,7 +88,6 @@ class PreparedLaunch:
             self.launch(stream_ptr)
 
     def _on_stream(self, stream_ptr: int) -> tuple[object, ...]:
-        """Return the driver's arguments for a launch on a stream."""
         arguments = ctypes.addressof(self._addresses), 0
         if self._is_dependent:
             function = driver.bindings().CUfunction(self._function.ptr)
@@ -132,7 +128,6 @@ def _entry(is_dependent: bool) -> Callable[..., tuple[Any] | None]:
 
 
 def _dependent_config(shape: tuple[int, ...], stream_ptr: int) -> object:
-    """Return the configuration of a programmatic dependent launch."""
     cu = driver.bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape[:3]

@@ -113,7 +113,6 @@ class PinnedBuffer:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """The memory as a host array."""
         if self._array is None:
             raise DeviceError("this pinned buffer has been closed")
         return self._array

@@ -129,7 +129,6 @@ class Nccl:
         return launch
 
     def _call_of(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
-        """Return the function call of a send or receive, with arguments already converted for ctypes."""
         values = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
         # A null pointer converts to None, which ctypes passes as a null pointer.
         pairs = zip(self._types, values, strict=True)

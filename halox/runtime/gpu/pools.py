@@ -38,7 +38,6 @@ class Pool(Generic[Item]):
         return free.pop() if free else self._make(device)
 
     def release(self, device: int, item: Item) -> None:
-        """Return an object to the pool."""
         self._free[device].append(item)
 
 
@@ -112,11 +111,9 @@ class FailureWord:
 
     @property
     def pointer(self) -> int:
-        """Device address of the words."""
         return int(self._buffer.device_pointer)
 
     def clear(self) -> None:
-        """Reset the failure."""
         self.words[0], self.was_raised = 0, False
 
     def close(self, error: Callable[[], Exception]) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.waiting import Waiter
-
-if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyEvent
 
 LEGACY_STREAMS = (0, 1)
 """The null stream and CU_STREAM_LEGACY; neither can be captured."""
@@ -89,7 +86,7 @@ class Stream(Protocol):
     def synchronize(self) -> None:
         """Wait for all work on the stream."""
 
-    def wait_event(self, event: CupyEvent) -> None:
+    def wait_event(self, event: Any) -> None:
         """Order later work after an event."""
 
     @property

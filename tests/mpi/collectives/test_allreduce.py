@@ -361,7 +361,7 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
     ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):
-        block = ground.arena.allocate(40000, is_field=True)
+        block = ground.arena.allocate(40000)
         if block is not None:
             field = ground.arena.array(block, (40000,), np.dtype("u1"))
             field[:] = 255 if comm.rank % 2 else 7 + comm.rank

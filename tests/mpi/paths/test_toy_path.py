@@ -45,6 +45,7 @@ def registered(path: ToyPath) -> Iterator[ToyPath]:
     paths.register(path)
     yield path
     del paths.PATHS[path.name]
+    paths.HOST_PATHS.pop(path.name, None)
 
 
 def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:

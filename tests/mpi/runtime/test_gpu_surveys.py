@@ -8,19 +8,18 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import HaloxError
 from halox.exchange.calibration import costs_of
+from halox.paths import cuda_aware
 from halox.paths.cuda_aware import CudaAwarePath
-from halox.runtime import device_pointers, topology
+from halox.runtime import topology
 from halox.runtime.context import Context
-from halox.runtime.device_pointers import Verdict
 from halox.runtime.nccl_ranks import why_no_nccl
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 from tests.calls import calls_of
 from tests.fakes.fake_cupy import FakeArena, FakeEvents
 from tests.fakes.fake_nccl import machine_with_nccl
-from tests.mpi.bad_input import odd_on, raised_by_all
+from tests.mpi.bad_input import odd_on
 from tests.mpi.conftest import agree
 from tests.support import require
 
@@ -31,19 +30,6 @@ require("cxx")
 def comm() -> MPI.Intracomm:
     """Return a new communicator, since halox keeps the survey with it."""
     return MPI.COMM_WORLD.Dup()
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Return the ranks that find that MPI takes no device pointers: at first all."""
-    ranks = {*range(MPI.COMM_WORLD.size)}
-
-    def ask(*_: object, **__: object) -> Verdict:
-        return Verdict(MPI.COMM_WORLD.rank not in ranks, "found by asking")
-
-    monkeypatch.delenv("HALOX_CUDA_AWARE", raising=False)
-    monkeypatch.setattr(device_pointers, "asked_before", ask)
-    return ranks
 
 
 def surveyed(comm: MPI.Intracomm, device: int | None = 0) -> tuple[Topology, str | None]:
@@ -115,7 +101,7 @@ def test_shared_gpus(comm: MPI.Intracomm, node: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.ranks(2, 3)
 @pytest.mark.usually(2)
 def test_a_second_object_surveys_only_if_a_gpu_has_changed(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, refusing: set[int]
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_with_nccl(comm, monkeypatch)
     first, _ = surveyed(comm)
@@ -125,39 +111,37 @@ def test_a_second_object_surveys_only_if_a_gpu_has_changed(
     assert without is not first and without.gpus[comm.size - 1] == 0 and why is not None
     again, why = surveyed(comm)
     assert again is not without and again.gpus[-1] == first.gpus[-1] and why is None
-    # A setting of one rank may change the results on all ranks.
-    if last:
-        monkeypatch.setenv("HALOX_CUDA_AWARE", "0")
-    changed, _ = surveyed(comm)
-    assert changed is not again and surveyed(comm)[0] is changed
 
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usually(3)
-def test_all_nodes_must_take_device_pointers(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, refusing: set[int]
+def test_mpi_takes_device_pointers_if_all_ranks_say_so(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal on one node holds for all nodes."""
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    world = World(comm)
-    for ranks in ({comm.size - 1}, set[int]()):
-        refusing.intersection_update(ranks)
-        found = device_pointers.find_out(world, device=0)
-        assert found.takes == (not ranks) and comm.allgather(found) == [found] * comm.size
-    assert not device_pointers.find_out(world, device=None).takes, "no GPU at all"
-    # A setting on one rank holds for all ranks; an invalid setting on one rank is an error on all.
+    """The library's "no" on one rank holds against the setting."""
+
+    def why_not() -> str | None:
+        context = Context(World(comm))
+        why = CudaAwarePath().survey(context, is_named=False)
+        context.close()
+        assert comm.allgather(why) == [why] * comm.size
+        return why
+
     odd = odd_on(comm)
-    monkeypatch.setenv("HALOX_CUDA_AWARE", odd("0", ""))
-    assert not device_pointers.find_out(world, device=0).takes
-    monkeypatch.setenv("HALOX_CUDA_AWARE", odd("perhaps", ""))
-    raised_by_all(comm, HaloxError, "perhaps", lambda: device_pointers.find_out(world, device=0))
-    world.close()
+    monkeypatch.setattr(cuda_aware, "_library_denies", lambda: False)
+    for here in ("0", "", odd("0", "1"), odd("", "1")):
+        monkeypatch.setenv("HALOX_CUDA_AWARE", here)
+        assert "HALOX_CUDA_AWARE" in str(why_not())
+    monkeypatch.setenv("HALOX_CUDA_AWARE", "1")
+    assert why_not() is None
+    monkeypatch.setattr(cuda_aware, "_library_denies", lambda: odd(True, False))
+    assert "MPIX_Query_cuda_support" in str(why_not())
 
 
 @pytest.mark.ranks(8)
 @pytest.mark.usually(8)
 def test_calls_do_not_grow_with_the_ranks(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, refusing: set[int]
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each survey, on four ranks and on eight; a second grid makes no survey."""
     monkeypatch.setenv("HALOX_NODE", "rank")
@@ -187,5 +171,5 @@ def test_calls_do_not_grow_with_the_ranks(
     counts(half)  # imports modules
     few, many = counts(half), counts(comm)
     assert all(0 < many[name] <= few[name] for name in few), (few, many)
-    for name in ("GPUs", "NCCL", "MPI"):
+    for name in ("GPUs", "NCCL"):
         assert many[f"{name}, second grid"] < many[f"{name}, first grid"] / 2

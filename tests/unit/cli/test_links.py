@@ -161,6 +161,11 @@ ONE_GPU = machine(0, gpu=GPUS[0]), machine(1, gpu=GPUS[0])
         # Between GPUs that only PCIe connects this is no shortfall, but still worth a line.
         ("missing peer access", by("staged/shared", 45.0, peer="a reason"), gpus({})),
         ("staged copies", by("staged/mpi", 200.0, nccl="a reason"), hosts(True, True, gpu=GPUS[0])),
+        (
+            "staged copies",
+            by("staged/mpi", 9e9, cuda_aware="a reason"),
+            hosts(True, True, gpu=GPUS[0]),
+        ),
         ("staged copies", by("staged/shared", 30.0, 60.0), ONE_GPU),
         ("staged copies", by("staged/shared", 30.0, 60.0), gpus({})),
         # Between an array on a GPU and a NumPy array there is no other path.

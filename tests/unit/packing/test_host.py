@@ -76,7 +76,23 @@ def test_box_of_an_array_of_any_strides(dtype: str) -> None:
         subsizes = [max(1, n - n // 2) for n in view.shape]
         box = view[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
         made = slab(view.shape, view.strides, starts, subsizes, view.dtype)
-        assert pack(view, made).tobytes() == box.tobytes()
+        packed = np.zeros(box.nbytes, np.uint8)
+        HostPacker(view, made).pack(packed)
+        assert packed.tobytes() == box.tobytes()
+
+
+def test_views_with_gaps_are_refused() -> None:
+    """Consecutive items are consecutive in memory, and not along a view; the axes may have any order."""
+    whole = filled((4, 6, 5))
+    packed = np.zeros(whole.nbytes, np.uint8)
+    for view in (whole[:, 1], whole[..., ::2], whole[::-1], whole[1:, 1:], whole[0].T[1:]):
+        with pytest.raises(FieldError):
+            pack(view, "f8", 2)
+        with pytest.raises(FieldError):
+            unpack(packed, "f8", view, 2)
+    assert np.array_equal(whole, filled(whole.shape))
+    for view in (whole, whole.transpose(1, 0, 2), whole[1:3], whole[:, :0], whole[1:2, 1:3]):
+        assert pack(view, "f8", view.size).view("f8").tolist() == np.sort(view.flat).tolist()
 
 
 def test_structured_arrays_leave_their_padding_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halox.runtime.free_list import FreeList
+from halox.runtime.segments import FreeList
 
 
 @pytest.mark.parametrize("seed", range(5))
