@@ -32,6 +32,7 @@ import numpy.typing as npt
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.call_guard import CallGuard
+from halox.runtime.finalizing import keep
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.status import (
     ANY_FAILED,
@@ -79,9 +80,6 @@ an odd digest of the meaning of values (`halox.runtime.gathered_values`).
 """
 
 Value = TypeVar("Value")
-
-UNFINISHED: list[object] = []
-"""Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
 
 _left_to_mpi: list[bool] = []
 """Not empty once MPI is being finalized; then halox no longer frees communicators."""
@@ -145,7 +143,7 @@ class Communicator:
                 request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
             )
         except BaseException:
-            UNFINISHED.extend([duplicate, request])
+            keep(duplicate, request)
             raise
         return duplicate
 
@@ -251,7 +249,7 @@ class Communicator:
         except BaseException as error:
             if not isinstance(error, MismatchError):  # the other ranks raise it too
                 self.watch.fail(f"{error}" or type(error).__name__)
-            UNFINISHED.extend(kept)
+            keep(*kept)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise

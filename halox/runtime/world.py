@@ -29,13 +29,12 @@ from halox.errors import (
 from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import (
     HANDSHAKE,
-    UNFINISHED,
     VALUES,
     Communicator,
     leave_to_mpi,
 )
 from halox.runtime.duplicates import duplicate_of
-from halox.runtime.finalizing import before_finalize
+from halox.runtime.finalizing import before_finalize, keep
 from halox.runtime.status import CODE_BITS, MOST_NUMBERS, code_of, object_code, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
@@ -112,6 +111,7 @@ class World:
         if FORKED:
             raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
+        before_finalize(mpi, _close_all)
         settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
         self.limit_s, self.debug = settings or (DEFAULT_TIMEOUT_S, False)
         with alone_in_making():
@@ -135,7 +135,6 @@ class World:
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
-        before_finalize(mpi, _close_all)
         if self.size > 1:
             from halox.runtime.uncaught import end_together
 
@@ -470,7 +469,7 @@ class World:
                 received[source] = comm.recv(source=source, tag=tag)
             self.wait(sends, f"in {step} for its records to be taken", lambda: list(records))
         except BaseException:
-            UNFINISHED.extend(sends)
+            keep(*sends)
             raise
         return received
 

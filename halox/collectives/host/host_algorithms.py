@@ -21,8 +21,8 @@ from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
 from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
 from halox.runtime.arrays import Array, DType
-from halox.runtime.communicator import UNFINISHED
 from halox.runtime.context import Context
+from halox.runtime.finalizing import keep
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class HostAlgorithm:
                 self._leaders.combine(target)
         except BaseException:
             if error is None:
-                UNFINISHED.extend([self, source, target])
+                keep(self, source, target)
             raise
 
     def close(self) -> None:
