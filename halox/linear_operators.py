@@ -97,7 +97,7 @@ def linear_operator(domain: Domain, apply: Callable[..., object], fields: Any) -
 
     with world.guard:
         world.begin(_CALL)
-        linalg = world.prepare_compared(build, _CALL)
+        linalg = world.attempt(build, _CALL, alike=True)
         return type("FieldOperator", (FieldOperator, linalg.LinearOperator), {})(
             domain, apply, given
         )

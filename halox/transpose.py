@@ -112,7 +112,9 @@ class Transpose(Closing):
 
         with self._world.guard:
             self._world.begin("making a Transpose")
-            self.domain_b, self.axes = self._world.prepare_compared(check, f"{_MAKING} from grid_a")
+            self.domain_b, self.axes = self._world.attempt(
+                check, f"{_MAKING} from grid_a", alike=True
+            )
         layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))

@@ -35,7 +35,7 @@ from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
-from halox.checkpoint.saving import as_checkpoint_error, guarded, may_replace
+from halox.checkpoint.saving import as_checkpoint_error, checked, may_replace
 from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
@@ -206,7 +206,7 @@ class Output(Closing):
 
         with self._world.guard:
             self._world.begin(_MAKING)
-            request = self._world.prepare_compared(check, _MAKING)
+            request = self._world.attempt(check, _MAKING, alike=True)
             self._path, self._buffer = request.path, request.buffer
             self._step, self._group_file = f"writing {self._path}", f"{self._path}/{METADATA}"
             self._store = Store.of_folder(self._path, self._path, self._world.limit_s)
@@ -250,7 +250,7 @@ class Output(Closing):
             replacement.commit()
             return made, []
 
-        opened = guarded(self._world, begin, self._step, _MAKING)
+        opened = self._world.attempt(checked(begin, self._step), _MAKING)
         self._metadata, self._times = self._world.gather(opened, _MAKING)[0]
         self.records = len(self._times)
 
@@ -266,7 +266,7 @@ class Output(Closing):
                 if records.every_of(a)
             }
 
-        opened_arrays = guarded(self._world, arrays, self._step, _MAKING)
+        opened_arrays = self._world.attempt(checked(arrays, self._step), _MAKING)
         self._axes = [
             (opened_arrays[name], every)
             for name, array in arrays_of(self._metadata).items()
@@ -413,7 +413,7 @@ class Output(Closing):
                 self._write_count()
                 self._write_lengths(records.sized(self._metadata, self.records))
 
-        guarded(self._world, end, self._step, _WAITING)
+        self._world.attempt(checked(end, self._step), _WAITING)
 
     @single_threaded
     def close(self) -> None:
@@ -524,13 +524,13 @@ class Output(Closing):
         Raises on all ranks if a write or ``check`` fails on any.
         """
 
-        def checked() -> tuple[_Checked, Mapping[str, object], list[int]]:
-            if error := as_checkpoint_error(self._error, self._step):
-                raise error
+        def counted() -> tuple[_Checked, Mapping[str, object], list[int]]:
+            if self._error is not None:
+                raise as_checkpoint_error(self._error, self._step)
             return *check(), [len(self._pending) > n for n in range(MOST_NUMBERS)]
 
         try:
-            mine, ranks_behind, arguments = self._world.prepare_alike(checked, call)
+            mine, ranks_behind, arguments = self._world.prepare_alike(counted, call)
         except CheckpointError as error:
             self._closed = str(error)
             raise

@@ -72,7 +72,7 @@ def show(comm: MPI.Intracomm, *, as_json: bool, root: Path = Path("/sys")) -> in
     if comm.size < 2:
         raise HaloxError("halox info --check needs 2 or more ranks, got 1; add -n 2")
     begin, world = time.monotonic(), World(comm, "tune")
-    device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
+    device = world.attempt(lambda: choose_device("auto", world.turn), "the choice of GPUs")
     find = partial(info.machine, device, root, asks_nvlinks=world.machine_rank == 0)
     machines: list[info.Machine] = world.gather_result(find, _MEASURING)
     refused = cross_memory.survey(world).refused
@@ -138,7 +138,7 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
 
     try:
         for _ in range(2):  # the first time finds the size for the second
-            a, b = world.guarded(partial(xp.ones, (2, nbytes // 8)), _MEASURING)
+            a, b = world.attempt(partial(xp.ones, (2, nbytes // 8)), _MEASURING)
             whole = datatypes.contiguous(nbytes // 8, "f8")
             sends, receives = [halox.Send(a, whole, peer)], [halox.Recv(b, whole, peer)]
             with halox.Exchange(sends, receives, comm=comm) as exchange:

@@ -148,7 +148,7 @@ class Allocation:
                 )
         if is_requested or not on_host:  # memory can run out on one rank alone
             make = partial(self._allocate, described)
-            array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
+            array = world.attempt(lambda: make() if array is None else array, _ALLOCATION)
         assert array is not None
         self._number_of_fields += 1
         self._layouts.record(array, described.layout, self._number_of_fields)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from halox.errors import DeviceError, FieldError, HaloxError, MismatchError, StateError
+from halox.errors import DeviceError, FieldError, HaloxError, MismatchError, StateError, raising
 from halox.runtime.arrays import Described, describe
 from halox.runtime.call_guard import Unique
 from halox.runtime.context import Context
@@ -114,7 +114,7 @@ class Loop(Unique):
         if not (is_common or self._world.closed or self._world.failed):
             with suppress(HaloxError), self._world.guard:
                 self._world.begin(_CALL)
-                self._world.agree(error, _CALL)
+                self._world.attempt(raising(error), _CALL)
 
     def _agree(self, made: int, is_over: bool, prepare: Callable[[], str] | None = None) -> None:
         """Compare the ranks, and note the reason from ``prepare`` why the host calls the steps; collective."""

@@ -142,8 +142,8 @@ class FFT(Closing):
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            self.axes, self.real, self.dealias = self._world.prepare_compared(
-                read, f"{_MAKING} of this grid"
+            self.axes, self.real, self.dealias = self._world.attempt(
+                read, f"{_MAKING} of this grid", alike=True
             )
             self.norm = norm
             self._path = grid.domain.division.path if path is None else path
@@ -382,7 +382,7 @@ class FFT(Closing):
             return target
 
         if forward not in pipeline.ready:  # one rank alone can run out of memory
-            target = self._world.guarded(first, direction)
+            target = self._world.attempt(first, direction)
             pipeline.ready.add(forward)
         else:
             target = fields.new(forward, call) if out is None else out
@@ -416,7 +416,7 @@ class FFT(Closing):
 
         world = self._world
         world.begin(direction)
-        call = world.prepare_compared(read, direction)
+        call = world.attempt(read, direction, alike=True)
         key = call.dtype, call.components
         pipeline = self._pipelines.get(key)
         if pipeline is None:

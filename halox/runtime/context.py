@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from halox.errors import ExchangeTimeoutError
+from halox.errors import ExchangeTimeoutError, raising
 from halox.runtime.arena import SharedArena
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
@@ -141,7 +141,7 @@ class Context:
             names = world.ranks.gather(arena.name if arena else "", _CLOSING, of_node=True)
             if arena is not None:
                 arena.unmap([name for name in names if name])
-            world.agree(None, _CLOSING)
+            world.attempt(raising(None), _CLOSING)
         if arena is not None:
             arena.free()
             self.leftovers.arenas.discard(arena)

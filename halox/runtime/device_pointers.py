@@ -76,7 +76,7 @@ def find_out(world: World, device: int | None) -> Verdict:
         limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
         return asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
 
-    mine = world.guarded(verdict_here, _SEARCHING)
+    mine = world.attempt(verdict_here, _SEARCHING)
     # A test is valid for its node, the environment variable for its rank.
     of_node = [verdict for verdict in ranks.gather(mine, _SEARCHING, of_node=True) if verdict]
     first = min(of_node, key=lambda verdict: verdict.takes, default=None)

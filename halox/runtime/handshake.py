@@ -53,9 +53,9 @@ def handshake(
             if peers is None:
                 records = world.gather_result(partial(run_round, round_), step)
             else:
-                sent = world.guarded(partial(run_round, round_), step)
+                sent = world.attempt(partial(run_round, round_), step)
                 records = world.swap(sent or {}, [] if part is None else peers(part), step)
-        return world.guarded(partial(run_round, rounds[-1]), step)
+        return world.attempt(partial(run_round, rounds[-1]), step)
     except HaloxError:
         if part is not None:
             part.abandon()

@@ -141,7 +141,7 @@ class NcclRanks:
             )
             return comm
 
-        self._comm: int = world.guarded(make, _MAKING)
+        self._comm: int = world.attempt(make, _MAKING)
         # Started now: while the interpreter ends, Python starts no thread.
         self._is_ending = threading.Event()
         self._ending = threading.Thread(target=self._end, daemon=True)
@@ -181,7 +181,7 @@ class NcclRanks:
                 _within_limit(world, self.device, run, f"to be connected with {ranks_text(peers)}")
 
         try:
-            world.guarded(connect_new, "the connection of ranks by NCCL")
+            world.attempt(connect_new, "the connection of ranks by NCCL")
         except Exception:
             self.fail("ranks could not be connected")
             raise

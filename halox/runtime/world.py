@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from halox.errors import (
     ClosedError,
@@ -251,6 +251,40 @@ class World:
 
     # Agreement
 
+    @overload
+    def attempt(self, build: Callable[[], Built], step: str) -> Built: ...
+
+    @overload
+    def attempt(
+        self,
+        build: Callable[[], tuple[Built, Mapping[str, object]]],
+        step: str,
+        *,
+        alike: Literal[True],
+        remedies: Mapping[str, str] | None = None,
+    ) -> Built: ...
+
+    def attempt(
+        self,
+        build: Callable[[], Any],
+        step: str,
+        *,
+        alike: bool = False,
+        remedies: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return ``build()`` once it has returned on all ranks, or raise on all ranks if it raises on any.
+
+        With ``alike``, ``build`` returns its result and arguments by name, which must be the same on all ranks; see
+        `check_alike`.
+        """
+        result, error = _attempt(build)
+        if not alike:
+            self.reduce(None, step, (), error)
+            return result
+        mine, arguments = result or (None, None)
+        self.check_alike(self.reduce(arguments, step, (), error)[1] or (), remedies=remedies)
+        return mine
+
     def gather(self, mine: Value | None, step: str, error: Exception | None = None) -> list[Value]:
         """Return an object of every rank, in rank order, or raise an error on all ranks.
 
@@ -332,22 +366,6 @@ class World:
                 "other ranks one on a GPU; give the same kind on all ranks"
             )
 
-    def agree(self, error: Exception | None, step: str) -> None:
-        """Raise on all ranks if any rank has an error; see `gather`."""
-        self.reduce(None, step, (), error)
-
-    def compare(
-        self,
-        mine: Mapping[str, object],
-        step: str,
-        *,
-        remedies: Mapping[str, str] | None = None,
-        shown: Callable[[Any], object] = str,
-    ) -> None:
-        """Raise `MismatchError` on all ranks unless all have the same arguments; see `check_alike`."""
-        _, arguments = self.reduce(dict(mine), step)
-        self.check_alike(arguments or (), remedies=remedies, shown=shown)
-
     def check_alike(
         self,
         arguments: Sequence[Mapping[str, object]],
@@ -374,12 +392,6 @@ class World:
                 errors.append((rank, MismatchError, text))
         if errors:
             raise_together(errors, self.size, None)
-
-    def guarded(self, build: Callable[[], Built], step: str) -> Built:
-        """Return ``build()``, or raise on all ranks if it raises on any."""
-        result, error = _attempt(build)
-        self.agree(error, step)
-        return result
 
     def gather_result(self, build: Callable[[], Value], step: str) -> list[Value]:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
@@ -415,21 +427,6 @@ class World:
         result, error = _attempt(build)
         mine, alike, numbers = result or (None, None, ())
         return mine, *self.reduce(alike, step, numbers, error)
-
-    def prepare_compared(
-        self,
-        build: Callable[[], tuple[Built, Mapping[str, object]]],
-        step: str,
-        *,
-        remedies: Mapping[str, str] | None = None,
-    ) -> Built:
-        """Return the first item of ``build()``; raise on all ranks if any raises, or its second items differ.
-
-        The second item has arguments by name; see `check_alike`.
-        """
-        mine, _, arguments = self.prepare_alike(lambda: (*build(), ()), step)
-        self.check_alike(arguments or (), remedies=remedies)
-        return mine
 
     def union(
         self,

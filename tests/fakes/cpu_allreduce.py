@@ -111,7 +111,7 @@ class ThreadWorld:
                 raise error
         return [found for found, _ in said]
 
-    def guarded(self, build: Callable[[], Any], step: str) -> Any:
+    def attempt(self, build: Callable[[], Any], step: str) -> Any:
         return self.gather_result(build, step)[self.rank]
 
 

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, HaloxError, MismatchError, raising
 from halox.runtime.handshake import handshake
 from halox.runtime.status import MOST_NUMBERS, SLOT_BYTES
 from halox.runtime.world import World
@@ -76,7 +76,7 @@ def test_an_error_of_one_rank(text: str, comm: MPI.Intracomm, world: World) -> N
     wrong = HaloxError(text) if comm.rank == comm.size // 2 else None
     for call in (
         lambda: world.reduce("alike", STEP, [1], wrong),
-        lambda: world.agree(wrong, STEP),
+        lambda: world.attempt(raising(wrong), STEP),
         lambda: world.gather("mine", STEP, wrong),
     ):
         raised_by_all(comm, HaloxError, text, call)
@@ -85,7 +85,7 @@ def test_an_error_of_one_rank(text: str, comm: MPI.Intracomm, world: World) -> N
 
 def test_errors_of_many_ranks_are_told_in_short(comm: MPI.Intracomm, world: World) -> None:
     with pytest.raises(HaloxError) as caught:
-        world.agree(ValueError(f"mine is {comm.rank}"), STEP)
+        world.attempt(raising(ValueError(f"mine is {comm.rank}")), STEP)
     assert str(caught.value).count("mine is") == min(comm.size, 3)
 
 
