@@ -242,12 +242,9 @@ class Transpose(Closing):
         world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
-        (of_u, of_v, order), _, records = world.prepare_alike(
-            lambda: self._read(direction, u, v), _MAKING
-        )
-        if records is not None:
-            world.check_alike([arguments for arguments, _ in records])
-            order = records[0][1]
+        (of_u, of_v), records = world.gather(lambda: self._read(direction, u, v), _MAKING)
+        world.check_alike([arguments for arguments, _ in records.distinct])
+        order = records[0][1]
 
         def draft() -> Draft:
             sides = transpose_ends(u, of_u, v, of_v, self.axes)
@@ -268,11 +265,10 @@ class Transpose(Closing):
     def _read(
         self, direction: str, u: object, v: object
     ) -> tuple[
-        tuple[FieldLayout, FieldLayout, tuple[int, ...]],
+        tuple[FieldLayout, FieldLayout],
         tuple[dict[str, object], tuple[int, ...]],
-        tuple[()],
     ]:
-        """Check this rank's arguments; return the layouts, the memory order of ``u``, and the arguments to compare."""
+        """Check this rank's arguments; return the layouts, and for all ranks the arguments and ``u``'s memory order."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.domain_b.world.check_open()
@@ -296,7 +292,7 @@ class Transpose(Closing):
             "layout of v": layout_v.spec.without_boundary,
         }
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
-        return (layout_u, layout_v, order), (arguments, order), ()
+        return (layout_u, layout_v), (arguments, order)
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:

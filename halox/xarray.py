@@ -189,7 +189,7 @@ def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None
         reading = read(grid, array, dims)
         return reading, reading.record
 
-    reading, records = grid.domain.world.prepare(read_here, _CALL)
+    reading, records = grid.domain.world.gather(read_here, _CALL)
     kinds = agreed(records)
     if _is_open(kinds):
         raise FieldError(f"the array {reading.choices}")
@@ -537,7 +537,7 @@ class DatasetFields:
     ) -> None:
         world = grid.domain.world
         world.begin(_WRITING)
-        (axes, readings), datasets = world.prepare(
+        (axes, readings), datasets = world.gather(
             lambda: self._read_variables(grid, dims), _WRITING
         )
         for rank, other in enumerate(datasets):
@@ -563,7 +563,7 @@ class DatasetFields:
                 for axis, (name, number) in datasets[0].coords.items()
             }
 
-        parts = world.gather_result(own_coords, _WRITING)
+        _, parts = world.gather(lambda: (None, own_coords()), _WRITING)
 
         def joined() -> dict[str, Array]:
             return {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in parts[0]}

@@ -118,7 +118,7 @@ def opened_on_all(
         described: tuple[Source, Description] = world.attempt(
             checked(open_here, f"reading {path}"), LOADING
         )
-        if len({*world.gather(repr(described[1]), LOADING)}) > 1:
+        if len(world.gather(lambda: (None, repr(described[1])), LOADING)[1].distinct) > 1:
             raise replaced(path)
         yield described
 

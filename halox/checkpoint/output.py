@@ -42,7 +42,6 @@ from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
-from halox.runtime.status import MOST_NUMBERS
 from halox.values import rounded_up, shown
 
 _MAKING, _APPENDING, _WAITING = "making an Output", "append", "wait"
@@ -231,9 +230,7 @@ class Output(Closing):
     def _open(self, request: _Request) -> None:
         """Make or open the group on rank 0, and its arrays on all ranks."""
 
-        def begin() -> tuple[Any, list[float]] | None:
-            if self._world.rank:
-                return None
+        def begin() -> tuple[Any, list[float]]:
             exists = os.path.lexists(self._path)
             if request.mode == "w-" and exists:
                 raise CheckpointError(
@@ -250,8 +247,8 @@ class Output(Closing):
             replacement.commit()
             return made, []
 
-        opened = self._world.attempt(checked(begin, self._step), _MAKING)
-        self._metadata, self._times = self._world.gather(opened, _MAKING)[0]
+        opened = self._world.from_first(checked(begin, self._step), _MAKING)
+        self._metadata, self._times = opened
         self.records = len(self._times)
 
         def arrays() -> dict[str, Any]:
@@ -524,20 +521,19 @@ class Output(Closing):
         Raises on all ranks if a write or ``check`` fails on any.
         """
 
-        def counted() -> tuple[_Checked, Mapping[str, object], list[int]]:
+        def counted() -> tuple[_Checked, tuple[Mapping[str, object], int]]:
             if self._error is not None:
                 raise as_checkpoint_error(self._error, self._step)
-            return *check(), [len(self._pending) > n for n in range(MOST_NUMBERS)]
+            mine, arguments = check()
+            return mine, (arguments, len(self._pending))
 
         try:
-            mine, ranks_behind, arguments = self._world.prepare_alike(counted, call)
+            mine, records = self._world.gather(counted, call)
         except CheckpointError as error:
             self._closed = str(error)
             raise
-        self._world.check_alike(arguments or ())
-        behind = sum(map(bool, ranks_behind))  # records that not all ranks have written
-        if behind == MOST_NUMBERS:
-            behind = max(self._world.gather(len(self._pending), call))
+        self._world.check_alike([arguments for arguments, _ in records.distinct])
+        behind = max(pending for _, pending in records.distinct)
         with self._lock:
             self.records = len(self._times) - behind
         return mine

@@ -115,15 +115,14 @@ def replacing(
     step = f"writing {path}"
     replacement: Replacement | BucketReplacement | None = None
 
-    def begin_here() -> None:
+    def begin_here() -> str:
         nonlocal replacement
-        if world.rank == 0:
-            replacement = begin()
-            make(str(replacement.partial))
+        replacement = begin()
+        make(str(replacement.partial))
+        return str(replacement.partial)
 
     try:
-        world.attempt(checked(begin_here, step), SAVING)
-        name = world.gather(str(replacement.partial) if replacement else None, SAVING)[0]
+        name = world.from_first(checked(begin_here, step), SAVING)
         is_local = isinstance(path, Path)
 
         def look() -> None:

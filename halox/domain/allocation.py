@@ -124,23 +124,23 @@ class Allocation:
         on_host, room = self._device is None, Room()
         world.begin(contents, dtype)
 
-        def prepare() -> tuple[tuple[_Description, Field | None], Requests | None, tuple[()]]:
+        def prepare() -> tuple[tuple[_Description, Field | None], Requests | None]:
             nonlocal room
             described = self._describe(find_form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
                 room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
             elif on_host:
-                return (described, self._allocate(described)), None, ()
-            return (described, None), room.requests, ()
+                return (described, self._allocate(described)), None
+            return (described, None), room.requests
 
         try:
-            (described, array), _, requests = world.prepare_alike(prepare, _ALLOCATION)
+            (described, array), requests = world.gather(prepare, _ALLOCATION)
         except BaseException:
             arena.cancel(room)
             raise
-        is_requested = any(requests or [room.requests])
+        is_requested = any(requests.distinct)
         if on_host and (is_requested or array is None):
-            near = [requests[rank] for rank in world.node_ranks] if requests else None
+            near = [requests[rank] for rank in world.node_ranks]
             block = arena.commit(room, near, is_field=True)
             if block is not None:
                 array = described.filled(

@@ -80,7 +80,7 @@ def find_out(world: World, device: int | None) -> Verdict:
     # A test is valid for its node, the environment variable for its rank.
     of_node = [verdict for verdict in ranks.gather(mine, _SEARCHING, of_node=True) if verdict]
     first = min(of_node, key=lambda verdict: verdict.takes, default=None)
-    of_all: list[Verdict | None] = world.reduce(first, _SEARCHING)[1] or [first]
+    of_all = world.gather(lambda: (None, first), _SEARCHING)[1]
     for rank, verdict in enumerate(of_all):
         if verdict is not None and not verdict.takes:
             where = "" if world.node_count == 1 else f" (rank {rank})"

@@ -393,8 +393,8 @@ def _across_nodes_by_nccl(
 
     within: _NodeReduction | None = None
     try:
-        is_able = world.attempt(check_kernels, _MAKING)
-        if world.reduce(None, _MAKING, [not is_able])[0] == [0]:
+        _, (unable,) = world.total(lambda: (None, [not check_kernels()]), _MAKING)
+        if not unable:
             within = world.attempt(make, _MAKING)
             return NcclHierarchicalReduction(
                 *(context, nccl_of(context), op, dtype, elements),

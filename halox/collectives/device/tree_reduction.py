@@ -244,7 +244,7 @@ class TreeReduction:
             return
         self._order.synchronize()
         # Other ranks may still be copying rank 0's total.
-        self._world.gather(None, "the closing of a reduction")
+        self._world.attempt(raising(None), "the closing of a reduction")
         self._link.close()
         self.abandon()
 

@@ -97,7 +97,7 @@ class Leaders:
         self._world = world
         self.is_one = world.node_rank == 0  # whether this rank is the first rank of its node
         # The order of the nodes is the order of their first ranks.
-        world.gather(None, _MAKING)
+        world.attempt(raising(None), _MAKING)
         color = 0 if self.is_one else world.mpi.UNDEFINED
         comm = cast("MPI.Intracomm", world.comm.Split(color, world.rank))
         self._comm: MPI.Intracomm | None = comm

@@ -245,7 +245,7 @@ class HostAllreduce(ArrayReduction):
 
     def _raise_mismatch(self) -> NoReturn:
         """Raise on all ranks: their arguments differ."""
-        signatures = self._context.world.gather(self._signature, DOING)
+        _, signatures = self._context.world.gather(lambda: (None, self._signature), DOING)
         rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
         part = int(signatures[rank][1] != signatures[0][1])
         raise MismatchError(
