@@ -69,7 +69,7 @@ class CoarseGrid(Grid[FieldArray]):
         finer = self._finer
         with finer.domain.world.guard:
             finer.domain.world.begin(_CALL)
-            layout = finer.domain.world.guarded(lambda: self.layout(field), _CALL)
+            layout = finer.domain.world.attempt(lambda: self.layout(field), _CALL)
             if not self.is_whole:
                 return lambda: None
             blocks: list[Part] = []
@@ -135,7 +135,7 @@ def coarsen(
 
     with world.guard:
         world.begin(_CALL)
-        axes, is_whole = world.prepare_compared(build, _CALL)
+        axes, is_whole = world.attempt(build, _CALL, alike=True)
         is_whole = is_whole and world.size > 1
         over = Decomposition(axes, domain.decomposition.placement)
         options = replace(domain.options, periodic=over.periodic, device=finer.device, coords=None)

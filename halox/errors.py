@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 
 class HaloxError(Exception):
@@ -82,3 +83,13 @@ def as_halox_error(error: Exception, step: str) -> HaloxError:
     halox_error = HaloxError(f"{step} failed: {type(error).__name__}: {error}")
     halox_error.__cause__ = error
     return halox_error
+
+
+def raising(error: Exception | None) -> Callable[[], None]:
+    """Return a function that raises an error, if there is one."""
+
+    def call() -> None:
+        if error is not None:
+            raise error
+
+    return call

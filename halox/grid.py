@@ -729,7 +729,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> FieldArray:
         """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
-        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
+        labelled = self._world.attempt(lambda: import_module("halox.xarray"), "from_dataarray")
         made: FieldArray = labelled.from_dataarray(self, array, dims=dims)
         return made
 

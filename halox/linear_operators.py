@@ -39,7 +39,7 @@ class FieldOperator:
         views = [array[find(array).interior] for array in self._arguments]
         self._inputs, self._outputs = views[: len(fields)], views[len(fields) :]
         mine = sum(view.size for view in self._inputs)
-        (total,), _ = domain.world.reduce(None, _CALL, [mine])
+        _, (total,) = domain.world.total(lambda: (None, [mine]), _CALL)
         self.sizes = ((mine, total),) * 2
         # The other base of the class is `LinearOperator`.
         cast("Any", super()).__init__(self._inputs[0].dtype, (mine, mine))
@@ -97,7 +97,7 @@ def linear_operator(domain: Domain, apply: Callable[..., object], fields: Any) -
 
     with world.guard:
         world.begin(_CALL)
-        linalg = world.prepare_compared(build, _CALL)
+        linalg = world.attempt(build, _CALL, alike=True)
         return type("FieldOperator", (FieldOperator, linalg.LinearOperator), {})(
             domain, apply, given
         )

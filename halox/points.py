@@ -89,8 +89,8 @@ class Points(Unique):
 
         with self._world.guard:
             self._world.begin("making Points")
-            self._corners, given = self._world.prepare(check, "the making of points")
-            self._world.check_alike(given, shown=lambda sent: shown(np.frombuffer(sent)))
+            self._corners, given = self._world.gather(check, "the making of points")
+            self._world.check_alike(given.distinct, shown=lambda sent: shown(np.frombuffer(sent)))
         self.owners = owners(grid.domain.plain, self._corners.cells[:, 0])
         self._weights: dict[tuple[str, int], Weights] = {}
         self._launches: dict[tuple[object, ...], PointLaunch] = {}
@@ -155,8 +155,7 @@ class Points(Unique):
                 return (described, layout), {"the field": kind, "root": rank}
 
             self._world.begin("get")
-            (described, layout), given = self._world.prepare(check, "a call of Points.get")
-            self._world.check_alike(given)
+            described, layout = self._world.attempt(check, "a call of Points.get", alike=True)
         is_root = root is None or root_of(self._world, root) == self._world.rank
         # All bytes are zero; a launch sets all values.
         values: Any = (np.zeros if on_host else self._domain.xp.empty)(

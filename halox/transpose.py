@@ -112,7 +112,9 @@ class Transpose(Closing):
 
         with self._world.guard:
             self._world.begin("making a Transpose")
-            self.domain_b, self.axes = self._world.prepare_compared(check, f"{_MAKING} from grid_a")
+            self.domain_b, self.axes = self._world.attempt(
+                check, f"{_MAKING} from grid_a", alike=True
+            )
         layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
@@ -240,12 +242,9 @@ class Transpose(Closing):
         world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
-        (of_u, of_v, order), _, records = world.prepare_alike(
-            lambda: self._read(direction, u, v), _MAKING
-        )
-        if records is not None:
-            world.check_alike([arguments for arguments, _ in records])
-            order = records[0][1]
+        (of_u, of_v), records = world.gather(lambda: self._read(direction, u, v), _MAKING)
+        world.check_alike([arguments for arguments, _ in records.distinct])
+        order = records[0][1]
 
         def draft() -> Draft:
             sides = transpose_ends(u, of_u, v, of_v, self.axes)
@@ -266,11 +265,10 @@ class Transpose(Closing):
     def _read(
         self, direction: str, u: object, v: object
     ) -> tuple[
-        tuple[FieldLayout, FieldLayout, tuple[int, ...]],
+        tuple[FieldLayout, FieldLayout],
         tuple[dict[str, object], tuple[int, ...]],
-        tuple[()],
     ]:
-        """Check this rank's arguments; return the layouts, the memory order of ``u``, and the arguments to compare."""
+        """Check this rank's arguments; return the layouts, and for all ranks the arguments and ``u``'s memory order."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.domain_b.world.check_open()
@@ -294,7 +292,7 @@ class Transpose(Closing):
             "layout of v": layout_v.spec.without_boundary,
         }
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
-        return (layout_u, layout_v, order), (arguments, order), ()
+        return (layout_u, layout_v), (arguments, order)
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:

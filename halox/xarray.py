@@ -22,7 +22,7 @@ from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain.domain import domain_of
 from halox.domain.options import FieldOptions, fixed_dtype
-from halox.errors import FieldError, MismatchError, MissingPackageError
+from halox.errors import FieldError, MismatchError, MissingPackageError, raising
 from halox.grid import Grid
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
@@ -189,7 +189,7 @@ def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None
         reading = read(grid, array, dims)
         return reading, reading.record
 
-    reading, records = grid.domain.world.prepare(read_here, _CALL)
+    reading, records = grid.domain.world.gather(read_here, _CALL)
     kinds = agreed(records)
     if _is_open(kinds):
         raise FieldError(f"the array {reading.choices}")
@@ -200,7 +200,7 @@ def make_field(grid: Grid[Any], reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
     options = reading.options | {"halo": reading.layout.spec.halo}
     field = grid.zeros(reading.record.dtype, **options)
-    grid.domain.world.guarded(lambda: reading.fill(field, kind), _CALL)
+    grid.domain.world.attempt(lambda: reading.fill(field, kind), _CALL)
     return field
 
 
@@ -484,7 +484,7 @@ class DatasetFields:
             fields = self._fields(grid, names, dims)
         except Exception as error:  # other ranks get the error in their exchange
             grid.domain.world.begin("exchange")
-            grid.domain.world.agree(error, "exchange")
+            grid.domain.world.attempt(raising(error), "exchange")
         else:
             grid.exchange(*fields, corners=corners)
 
@@ -537,7 +537,7 @@ class DatasetFields:
     ) -> None:
         world = grid.domain.world
         world.begin(_WRITING)
-        (axes, readings), datasets = world.prepare(
+        (axes, readings), datasets = world.gather(
             lambda: self._read_variables(grid, dims), _WRITING
         )
         for rank, other in enumerate(datasets):
@@ -563,12 +563,12 @@ class DatasetFields:
                 for axis, (name, number) in datasets[0].coords.items()
             }
 
-        parts = world.gather_result(own_coords, _WRITING)
+        _, parts = world.gather(lambda: (None, own_coords()), _WRITING)
 
         def joined() -> dict[str, Array]:
             return {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in parts[0]}
 
-        coords = world.guarded(joined, _WRITING)
+        coords = world.attempt(joined, _WRITING)
         chosen = SaveOptions(
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,

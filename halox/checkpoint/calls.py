@@ -69,7 +69,7 @@ def save(
     world = domain.world
     with world.guard:
         world.begin("save")
-        request = world.prepare_compared(check, SAVING)
+        request = world.attempt(check, SAVING, alike=True)
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
             npy.save(world, request.path, given, request.progress)
@@ -121,7 +121,7 @@ def load(domain: Domain, path: object, options: LoadOptions) -> Loaded:
     world = domain.world
     with world.guard:
         world.begin("load")
-        where, given, names, progress = world.prepare_compared(check, LOADING)
+        where, given, names, progress = world.attempt(check, LOADING, alike=True)
         if isinstance(where, Path) and _is_npy(where):
             return npy.load(domain, where, names, given, progress)
         return load_group(domain, where, names, given, progress)

@@ -13,11 +13,11 @@ from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.bucket import BucketPath
 from halox.checkpoint.chunks import ShardGrid
 from halox.checkpoint.folder import opened, replaced
-from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
+from halox.checkpoint.saving import Meter, checked
 from halox.checkpoint.store import Contents, Store, open_field, read
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
-from halox.errors import CheckpointError, FieldError
+from halox.errors import CheckpointError, FieldError, raising
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
@@ -57,7 +57,7 @@ def load_group(
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
     world, step = domain.world, f"reading {path}"
     with opened_on_all(world, path, opened_store(path, world.limit_s), read) as (store, contents):
-        guarded(world, lambda: _check(domain, contents, path, names, into), step, LOADING)
+        world.attempt(checked(lambda: _check(domain, contents, path, names, into), step), LOADING)
         if names is None:
             names = () if into else tuple(contents.fields)
         wanted = sorted({*into, *names})
@@ -73,10 +73,10 @@ def load_group(
         meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
         for name in wanted:
             stored = contents.fields[name]
-            array = guarded(world, partial(open_field, store, stored), step, LOADING)
-            cells = guarded(world, partial(owned_cells, *fields[name]), step, LOADING)
+            array = world.attempt(checked(partial(open_field, store, stored), step), LOADING)
+            cells = world.attempt(checked(partial(owned_cells, *fields[name]), step), LOADING)
             error = moving.load(shards[name], cells, stored, store, array, meter)
-            world.agree(as_checkpoint_error(error, step), LOADING)
+            world.attempt(checked(raising(error), step), LOADING)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
 
 
@@ -115,10 +115,10 @@ def opened_on_all(
             source = stack.enter_context(opening)
             return source, describe(source)
 
-        described: tuple[Source, Description] = guarded(
-            world, open_here, f"reading {path}", LOADING
+        described: tuple[Source, Description] = world.attempt(
+            checked(open_here, f"reading {path}"), LOADING
         )
-        if len({*world.gather(repr(described[1]), LOADING)}) > 1:
+        if len(world.gather(lambda: (None, repr(described[1])), LOADING)[1].distinct) > 1:
             raise replaced(path)
         yield described
 
@@ -170,4 +170,4 @@ def _check_shapes(
                     "along a periodic axis: make the grid periodic as it was"
                 )
 
-    guarded(world, check, f"reading {path}", LOADING)
+    world.attempt(checked(check, f"reading {path}"), LOADING)

@@ -20,7 +20,7 @@ from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
 from halox.checkpoint.loading import LOADING, Loaded, new_field, opened_on_all
-from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
+from halox.checkpoint.saving import SAVING, Meter, checked, replacing
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
 from halox.domain import Domain
@@ -43,7 +43,9 @@ PART_BYTES = 16 << 20
 def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, step = given.layout, given.described.dtype, f"writing {path}"
-    header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
+    header: bytes = world.attempt(
+        checked(lambda: _header(layout.global_shape, dtype), step), SAVING
+    )
 
     def begin() -> Replacement:
         return Replacement(path, Path.is_file, is_folder=False)
@@ -59,7 +61,7 @@ def save(world: World, path: Path, given: CallerField, progress: Progress | None
             return stack.enter_context(_view(world, name, mode, len(header), layout, dtype))
 
         # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
-        file: MPI.File = guarded(world, enter, step, SAVING)
+        file: MPI.File = world.attempt(checked(enter, step), SAVING)
 
         def write() -> None:
             # Close the file before waiting for other ranks: if a write fails, MPICH's ROMIO keeps its lock of the file,
@@ -71,7 +73,7 @@ def save(world: World, path: Path, given: CallerField, progress: Progress | None
                     free = shutil.disk_usage(path.parent).free
                     raise OSError(f"{error}; its file system has {free} bytes left") from error
 
-        guarded(world, write, step, SAVING)
+        world.attempt(checked(write, step), SAVING)
 
 
 def load(
@@ -98,7 +100,7 @@ def load(
                 )
             return {}
 
-        field_options = guarded(world, options, step, LOADING)
+        field_options = world.attempt(checked(options, step), LOADING)
         field, layout = (
             (into[name].array, into[name].layout)
             if into
@@ -117,7 +119,7 @@ def load(
             if identity_of(link) != header.identity:  # another program has written to it
                 raise replaced(path)
 
-        guarded(world, read, step, LOADING)
+        world.attempt(checked(read, step), LOADING)
     return Loaded({name: field}, {})
 
 

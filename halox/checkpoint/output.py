@@ -35,14 +35,13 @@ from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
-from halox.checkpoint.saving import as_checkpoint_error, guarded, may_replace
+from halox.checkpoint.saving import as_checkpoint_error, checked, may_replace
 from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
-from halox.runtime.status import MOST_NUMBERS
 from halox.values import rounded_up, shown
 
 _MAKING, _APPENDING, _WAITING = "making an Output", "append", "wait"
@@ -206,7 +205,7 @@ class Output(Closing):
 
         with self._world.guard:
             self._world.begin(_MAKING)
-            request = self._world.prepare_compared(check, _MAKING)
+            request = self._world.attempt(check, _MAKING, alike=True)
             self._path, self._buffer = request.path, request.buffer
             self._step, self._group_file = f"writing {self._path}", f"{self._path}/{METADATA}"
             self._store = Store.of_folder(self._path, self._path, self._world.limit_s)
@@ -231,9 +230,7 @@ class Output(Closing):
     def _open(self, request: _Request) -> None:
         """Make or open the group on rank 0, and its arrays on all ranks."""
 
-        def begin() -> tuple[Any, list[float]] | None:
-            if self._world.rank:
-                return None
+        def begin() -> tuple[Any, list[float]]:
             exists = os.path.lexists(self._path)
             if request.mode == "w-" and exists:
                 raise CheckpointError(
@@ -250,8 +247,8 @@ class Output(Closing):
             replacement.commit()
             return made, []
 
-        opened = guarded(self._world, begin, self._step, _MAKING)
-        self._metadata, self._times = self._world.gather(opened, _MAKING)[0]
+        opened = self._world.from_first(checked(begin, self._step), _MAKING)
+        self._metadata, self._times = opened
         self.records = len(self._times)
 
         def arrays() -> dict[str, Any]:
@@ -266,7 +263,7 @@ class Output(Closing):
                 if records.every_of(a)
             }
 
-        opened_arrays = guarded(self._world, arrays, self._step, _MAKING)
+        opened_arrays = self._world.attempt(checked(arrays, self._step), _MAKING)
         self._axes = [
             (opened_arrays[name], every)
             for name, array in arrays_of(self._metadata).items()
@@ -413,7 +410,7 @@ class Output(Closing):
                 self._write_count()
                 self._write_lengths(records.sized(self._metadata, self.records))
 
-        guarded(self._world, end, self._step, _WAITING)
+        self._world.attempt(checked(end, self._step), _WAITING)
 
     @single_threaded
     def close(self) -> None:
@@ -524,20 +521,19 @@ class Output(Closing):
         Raises on all ranks if a write or ``check`` fails on any.
         """
 
-        def checked() -> tuple[_Checked, Mapping[str, object], list[int]]:
-            if error := as_checkpoint_error(self._error, self._step):
-                raise error
-            return *check(), [len(self._pending) > n for n in range(MOST_NUMBERS)]
+        def counted() -> tuple[_Checked, tuple[Mapping[str, object], int]]:
+            if self._error is not None:
+                raise as_checkpoint_error(self._error, self._step)
+            mine, arguments = check()
+            return mine, (arguments, len(self._pending))
 
         try:
-            mine, ranks_behind, arguments = self._world.prepare_alike(checked, call)
+            mine, records = self._world.gather(counted, call)
         except CheckpointError as error:
             self._closed = str(error)
             raise
-        self._world.check_alike(arguments or ())
-        behind = sum(map(bool, ranks_behind))  # records that not all ranks have written
-        if behind == MOST_NUMBERS:
-            behind = max(self._world.gather(len(self._pending), call))
+        self._world.check_alike([arguments for arguments, _ in records.distinct])
+        behind = max(pending for _, pending in records.distinct)
         with self._lock:
             self.records = len(self._times) - behind
         return mine

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from halox.checkpoint import moving
 from halox.checkpoint.arguments import CallerField, Progress
@@ -17,12 +17,14 @@ from halox.checkpoint.fields import StoredField, kept_attributes
 from halox.checkpoint.folder import Replacement
 from halox.checkpoint.store import Contents, Store, create, is_checkpoint, is_output
 from halox.decomposition import FieldSpec
-from halox.errors import CheckpointError, HaloxError
+from halox.errors import CheckpointError, HaloxError, raising
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
 
 SAVING = "a save"
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,14 @@ def save_group(world: World, request: Request) -> None:
         def prepare() -> tuple[Store, dict[str, Any]]:
             return store_of(partial), {n: owned_cells(f.array, f.layout) for n, f in given.items()}
 
-        store, cells = guarded(world, prepare, step, SAVING)
+        store, cells = world.attempt(checked(prepare, step), SAVING)
         shards = {
             name: ShardGrid(field.layout, stored[name].shard) for name, field in given.items()
         }
         meter = Meter(request.progress, [(shards[n], stored[n].dtype.itemsize) for n in shards])
         for name in given:
             error = moving.save(world, shards[name], cells[name], stored[name], store, meter)
-            world.agree(as_checkpoint_error(error, step), SAVING)
+            world.attempt(checked(raising(error), step), SAVING)
 
 
 def may_replace(path: Path, *, outputs: bool = False) -> bool:
@@ -113,15 +115,14 @@ def replacing(
     step = f"writing {path}"
     replacement: Replacement | BucketReplacement | None = None
 
-    def begin_here() -> None:
+    def begin_here() -> str:
         nonlocal replacement
-        if world.rank == 0:
-            replacement = begin()
-            make(str(replacement.partial))
+        replacement = begin()
+        make(str(replacement.partial))
+        return str(replacement.partial)
 
     try:
-        guarded(world, begin_here, step, SAVING)
-        name = world.gather(str(replacement.partial) if replacement else None, SAVING)[0]
+        name = world.from_first(checked(begin_here, step), SAVING)
         is_local = isinstance(path, Path)
 
         def look() -> None:
@@ -131,14 +132,14 @@ def replacing(
                     "all nodes share"
                 )
 
-        guarded(world, look, step, SAVING)
+        world.attempt(checked(look, step), SAVING)
         yield name
 
         def commit() -> None:
             if replacement is not None:
                 replacement.commit()
 
-        guarded(world, commit, step, SAVING)
+        world.attempt(checked(commit, step), SAVING)
     finally:
         if replacement is not None:
             replacement.discard()
@@ -161,20 +162,23 @@ class Meter:
             self._progress(self._done, self._total)
 
 
-def guarded(world: World, build: Callable[[], Any], step: str, call: str) -> Any:
-    """Return ``build()``; if it fails on any rank, raise its error on all ranks, as a `HaloxError`. Collective."""
-    result, error = None, None
-    try:
-        result = build()
-    except Exception as caught:
-        error = as_checkpoint_error(caught, step)
-    world.agree(error, call)
-    return result
+def checked(build: Callable[[], Made], step: str) -> Callable[[], Made]:
+    """Return a function that calls ``build`` and raises its error as `as_checkpoint_error` does."""
+
+    def call() -> Made:
+        try:
+            return build()
+        except HaloxError:
+            raise
+        except Exception as error:
+            raise as_checkpoint_error(error, step) from error
+
+    return call
 
 
-def as_checkpoint_error(error: Exception | None, step: str) -> Exception | None:
+def as_checkpoint_error(error: Exception, step: str) -> HaloxError:
     """Return the error itself if it is a `HaloxError`, else a `CheckpointError` that names the error as its cause."""
-    if error is None or isinstance(error, HaloxError):
+    if isinstance(error, HaloxError):
         return error
     text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     checkpoint_error = CheckpointError(f"{step} failed: {text}")

@@ -72,9 +72,9 @@ def show(comm: MPI.Intracomm, *, as_json: bool, root: Path = Path("/sys")) -> in
     if comm.size < 2:
         raise HaloxError("halox info --check needs 2 or more ranks, got 1; add -n 2")
     begin, world = time.monotonic(), World(comm, "tune")
-    device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
+    device = world.attempt(lambda: choose_device("auto", world.turn), "the choice of GPUs")
     find = partial(info.machine, device, root, asks_nvlinks=world.machine_rank == 0)
-    machines: list[info.Machine] = world.gather_result(find, _MEASURING)
+    machines: list[info.Machine] = [*world.gather(lambda: (None, find()), _MEASURING)[1]]
     refused = cross_memory.survey(world).refused
     measured, cut_short = measure(world, [m.gpu for m in machines], device, begin + LIMIT_S)
     world.close()
@@ -118,14 +118,15 @@ def measure(
     """Return the measured links, and whether time ran out before all were measured; collective."""
     links, is_over = [], False
     for number, pairs in enumerate(rounds(world.nodes, gpus)):
-        is_over = any(world.gather(time.monotonic() > end, _MEASURING))
+        is_over = any(world.gather(lambda: (None, time.monotonic() > end), _MEASURING)[1].distinct)
         if is_over:
             break
         for pair in (pair for pair in pairs if world.rank in pair):
             both = world.comm.Create_group(world.comm.group.Incl(pair), number)
             links.append(_measured(both, pair, device))
             both.Free()
-    gathered = world.gather([link for link in links if link.ranks[0] == world.rank], _MEASURING)
+    own = [link for link in links if link.ranks[0] == world.rank]
+    _, gathered = world.gather(lambda: (None, own), _MEASURING)
     return [*chain(*gathered)], is_over
 
 
@@ -138,7 +139,7 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
 
     try:
         for _ in range(2):  # the first time finds the size for the second
-            a, b = world.guarded(partial(xp.ones, (2, nbytes // 8)), _MEASURING)
+            a, b = world.attempt(partial(xp.ones, (2, nbytes // 8)), _MEASURING)
             whole = datatypes.contiguous(nbytes // 8, "f8")
             sends, receives = [halox.Send(a, whole, peer)], [halox.Recv(b, whole, peer)]
             with halox.Exchange(sends, receives, comm=comm) as exchange:

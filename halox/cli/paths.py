@@ -38,7 +38,7 @@ def collect(comm: MPI.Intracomm) -> list[Hop] | None:
     Collective. Only the messages that make a plan are sent.
     """
     world = World(comm, "tune")
-    device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
+    device = world.attempt(lambda: choose_device("auto", world.turn), "the choice of GPUs")
     world.close()
     count = MESSAGE_BYTES // 8
     xp = array_module(device)

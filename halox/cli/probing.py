@@ -166,7 +166,7 @@ class Prober:
         """Measure typed messages between partners."""
         reach = _protocol(wanted).reach
         partner = {"self": self.comm.rank, "node": self.near, "nodes": self.far}[reach]
-        sends, receives = self.world.guarded(
+        sends, receives = self.world.attempt(
             lambda: self._messages(point, partner), "the allocation of arrays"
         )
         # Messages of a rank to itself have no selectable path.

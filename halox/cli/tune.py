@@ -81,7 +81,7 @@ def tune_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     world = World(comm, "tune")
     try:
         progress = TerminalProgress(comm.rank)
-        device = world.guarded(lambda: choose_device(args.device, world.turn), "the choice of GPUs")
+        device = world.attempt(lambda: choose_device(args.device, world.turn), "the choice of GPUs")
         if len(set(comm.allgather(device is None))) > 1:
             raise HaloxError("some ranks have a GPU and some have none; give --device cpu")
         near, far = probing.partners(comm.rank, world.nodes)
@@ -126,7 +126,7 @@ def tuned_figures(
     after = before.updated(measured, f"measured by {NAME} on {world.size} ranks, {day}")
     path = None
     if write:
-        path = world.guarded(
+        path = world.attempt(
             lambda: calibration.save(fingerprint, after) if world.rank == 0 else None,
             "the writing of the tuning file",
         )

@@ -165,19 +165,23 @@ class Allreduce(Closing):
             chosen = choose_algorithm(algorithm, nbytes, world.size, world.node_count)
             return found_shape, found_dtype, chosen, None
 
+        def compared() -> tuple[Any, dict[str, object]]:
+            shape, dtype, requested, gpu = found = check()
+            return found, {
+                "shape": shape,
+                "dtype": str(dtype),
+                "op": op,
+                "reproducible": bool(reproducible),
+                "algorithm": requested,
+                "device": "cpu" if gpu is None else "gpu",
+            }
+
+        remedies = {"device": 'say device="cpu" or device="gpu"'}
         try:
-            self.shape, self.dtype, requested, self.device_id = world.guarded(check, _MAKING)
+            found = world.attempt(compared, _MAKING, alike=True, remedies=remedies)
+            self.shape, self.dtype, requested, self.device_id = found
             self.op, self.reproducible = op, bool(reproducible)
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
-            mine = {
-                "shape": self.shape,
-                "dtype": str(self.dtype),
-                "op": op,
-                "reproducible": self.reproducible,
-                "algorithm": requested,
-                "device": self.device,
-            }
-            world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
             what = self.shape, self.dtype, requested_name(op, self.reproducible)
             self._reduction: ArrayReduction
             self._bind: Callable[..., Launch | None] | None = None

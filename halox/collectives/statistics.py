@@ -131,7 +131,8 @@ def histogram(
 
     own, of_ranks = _of_cells(domain, "histogram", field, read)
     edges = edges_of(np.array(of_ranks, own.dtype).reshape(-1))
-    return np.asarray(np.sum(domain.world.gather_result(count, _REDUCING), axis=0)), edges
+    _, counts = domain.world.gather(lambda: (None, count()), _REDUCING)
+    return np.asarray(np.sum([*counts], axis=0)), edges
 
 
 def _starts(layout: FieldLayout) -> list[int]:
@@ -163,6 +164,6 @@ def _of_cells(
 
     with domain.world.guard:
         domain.world.begin(name)
-        mine, records = domain.world.prepare(build, _REDUCING)
-        domain.world.check_alike([fields for fields, _ in records])
+        mine, records = domain.world.gather(build, _REDUCING)
+        domain.world.check_alike([fields for fields, _ in records.distinct])
     return mine, [sent for _, sent in records]

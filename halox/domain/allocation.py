@@ -124,17 +124,17 @@ class Allocation:
         on_host, room = self._device is None, Room()
         world.begin(contents, dtype)
 
-        def prepare() -> tuple[tuple[_Description, XArray | None], None, list[int]]:
+        def prepare() -> tuple[tuple[_Description, XArray | None], list[int]]:
             nonlocal room
             described = self._describe(find_form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
                 room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
             elif on_host:
-                return (described, self._allocate(described)), None, [False]
-            return (described, None), None, [room.needs_node]
+                return (described, self._allocate(described)), [0]
+            return (described, None), [room.needs_node]
 
         try:
-            (described, array), (needs_nodes,), _ = world.prepare_alike(prepare, _ALLOCATION)
+            (described, array), (needs_nodes,) = world.total(prepare, _ALLOCATION)
         except BaseException:
             arena.cancel(room)
             raise
@@ -146,7 +146,7 @@ class Allocation:
                 )
         if needs_nodes or not on_host:  # memory can run out on one rank alone
             make = partial(self._allocate, described)
-            array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
+            array = world.attempt(lambda: make() if array is None else array, _ALLOCATION)
         assert array is not None
         self._number_of_fields += 1
         self._layouts.record(array, described.layout, self._number_of_fields)

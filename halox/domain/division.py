@@ -172,4 +172,4 @@ def divide(
         return division, arguments
 
     remedies = {"device": 'say device="cpu" or device="gpu"'}
-    return world.prepare_compared(build, _MAKING, remedies=remedies)
+    return world.attempt(build, _MAKING, alike=True, remedies=remedies)

@@ -96,7 +96,7 @@ def stopping(
 
     with world.guard:
         world.begin(_CALL)
-        return any(world.gather_result(check, _CALL))
+        return any(world.gather(lambda: (None, check()), _CALL)[1].distinct)
 
 
 def _world(grid: HasDomain | None) -> World:

@@ -57,7 +57,7 @@ def tuning_file() -> Path:
 def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
     """Return the fingerprint of the ranks' set-up, the same on all of them; collective over the world."""
     mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
-    gathered = world.reduce(mine, "the choice of path constants")[1] or [mine]
+    gathered = world.gather(lambda: (None, mine), "the choice of path constants")[1].distinct
 
     def all_of(column: int) -> str:
         return "; ".join(sorted({str(row[column]) for row in gathered}))

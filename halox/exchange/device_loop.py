@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from halox.errors import DeviceError, FieldError, HaloxError, MismatchError, StateError
+from halox.errors import DeviceError, FieldError, HaloxError, MismatchError, StateError, raising
 from halox.runtime.arrays import Described, describe
 from halox.runtime.call_guard import Unique
 from halox.runtime.context import Context
@@ -34,7 +34,7 @@ class Loop(Unique):
         most: object,
         every: object,
     ) -> None:
-        def check() -> dict[str, int]:
+        def check() -> tuple[tuple[int, int], dict[str, int]]:
             if not callable(step):
                 raise HaloxError(f"step must be a function without arguments, got {shown(step)}")
             self._flag = _check_flag(until, device)
@@ -44,16 +44,14 @@ class Loop(Unique):
                     f"most={steps} is not a multiple of every={round_steps}, the steps between two looks at the flag; "
                     f"give most={steps - rest + round_steps}"
                 )
-            return {"most": steps, "every": round_steps}
+            return (steps, round_steps), {"most": steps, "every": round_steps}
 
         world = context.world
         with world.guard:
             world.begin(_CALL)
-            counts = world.gather_result(check, _CALL)
-            world.check_alike(counts)
+            self._most, self._every = world.attempt(check, _CALL, alike=True)
         self._context, self._world, self._device = context, world, device
         self._step, self._until = step, until
-        self._most, self._every = counts[0]["most"], counts[0]["every"]
         self._graph: Any = None
         self.why_host = "" if device is not None else "the grid has NumPy arrays"
 
@@ -114,20 +112,21 @@ class Loop(Unique):
         if not (is_common or self._world.closed or self._world.failed):
             with suppress(HaloxError), self._world.guard:
                 self._world.begin(_CALL)
-                self._world.agree(error, _CALL)
+                self._world.attempt(raising(error), _CALL)
 
     def _agree(self, made: int, is_over: bool, prepare: Callable[[], str] | None = None) -> None:
         """Compare the ranks, and note the reason from ``prepare`` why the host calls the steps; collective."""
+        state = {"the number of steps": made, "the end of the loop": is_over}
 
-        def mine() -> tuple[dict[str, int], str]:
-            state = {"the number of steps": made, "the end of the loop": is_over}
-            return state, "" if prepare is None else prepare()
+        def mine() -> tuple[None, tuple[dict[str, int], str]]:
+            return None, (state, "" if prepare is None else prepare())
 
         with self._world.guard:
             self._world.begin(_CALL)
             try:
-                states, reasons = zip(*self._world.gather_result(mine, _CALL), strict=True)
-                self._world.check_alike(states, remedies=dict.fromkeys(states[0], _REMEDY))
+                _, records = self._world.gather(mine, _CALL)
+                states, reasons = zip(*records.distinct, strict=True)
+                self._world.check_alike(states, remedies=dict.fromkeys(state, _REMEDY))
             except HaloxError:
                 self._graph = None  # also if only another rank has none
                 raise

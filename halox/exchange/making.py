@@ -12,9 +12,9 @@ The steps, each of which is collective:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, StateError
@@ -40,6 +40,7 @@ from halox.paths.messages import Message, check_match
 from halox.paths.node import NodeLink
 from halox.runtime.communicator import digest
 from halox.runtime.context import Context
+from halox.runtime.status import MOST_NUMBERS
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
@@ -48,6 +49,10 @@ NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared m
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
 """For each message its route, and the description of its other end."""
+
+
+Named = tuple[str, str]
+"""Names of a path and of its protocol."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class PlanRecord:
     specs: tuple[str, ...]
     closed: tuple[int, ...]  # plans that this rank has closed, but other ranks perhaps have not
     plans: int  # number of the last plan that this rank has made on these ranks
+
+    @cached_property
+    def digest(self) -> int:
+        """Digest of the record, the same on all ranks with equal records."""
+        return digest(repr(self).encode())
 
 
 def make_plan(
@@ -86,14 +96,16 @@ def make_plan(
     its part or the two ends of a message do not match.
     """
     world = context.world
-    (drafted, arrays, record), sums, differing = world.prepare_alike(
-        lambda: _prepared(context, draft, path), _MAKING
-    )
-    records = differing or [record]
+    (drafted, arrays, record), sums = world.total(lambda: _prepared(context, draft, path), _MAKING)
+    on_gpu, fixed, unmatched, digests = sums
+    # A sum of other digests, which are random, is wrong with a probability below 2**-40.
+    is_alike = (digests - world.size * record.digest) % 2**64 == 0
+    records: Sequence[PlanRecord] = [record]
+    if not is_alike:
+        records = world.gather(lambda: (None, record), _MAKING)[1]
     # Above every rank's number: ranks whose calls differed may have begun different plans.
     number = world.ranks.plans = 1 + max(record.plans for record in records)
     _check_alike(records)
-    on_gpu, fixed, unmatched = sums
     if unmatched % _DIGESTS:
         _check_counts(world, drafted)
     if context.device_arena is not None:
@@ -164,11 +176,11 @@ def make_domain_plan(
 
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
-) -> tuple[tuple[Draft, Borrowed, PlanRecord], PlanRecord, list[int]]:
+) -> tuple[tuple[Draft, Borrowed, PlanRecord], list[int]]:
     """Return this rank's draft with its arrays in the form that paths use, its record, and numbers for the sums.
 
-    Their sums over all ranks are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo `_DIGESTS`)
-    the messages of two ranks do not match. The GPU is then idle.
+    The first three sums over all ranks are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo
+    `_DIGESTS`) the messages of two ranks do not match. The GPU is then idle. The fourth number is the record's digest.
     """
     requested = requested_path(path)
     drafted = draft()
@@ -196,8 +208,9 @@ def _prepared(
     rank = context.world.rank
     unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in drafted.sends)
     unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in drafted.receives)
-    numbers = [drafted.device is not None, not drafted.relocatable, unmatched % _DIGESTS]
-    return (drafted, arrays, record), record, numbers
+    unmatched %= _DIGESTS
+    numbers = [drafted.device is not None, not drafted.relocatable, unmatched, record.digest]
+    return (drafted, arrays, record), numbers
 
 
 def _chooser(
@@ -254,7 +267,7 @@ def _check_alike(records: Sequence[PlanRecord]) -> None:
 def _check_counts(world: World, drafted: Draft) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
-    records = world.gather(counts, _MAKING)
+    _, records = world.gather(lambda: (None, counts), _MAKING)
     errors: list[tuple[int, type[HaloxError], str]] = []
     for rank, (_, receives) in enumerate(records):
         for peer, (sends, _) in enumerate(records):
@@ -329,13 +342,37 @@ def _build(
     """
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
     possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
-    chosen = context.world.union(mine, possible, _MAKING, error)
+    chosen = _of_any_rank(context.world, mine, possible, error)
     by_path = _needing_links(whole, routes)
     # Also paths that only other ranks link: making a link is collective over the node.
     linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
     routes, links = _link(context, whole, routes, {path: by_path.get(path, []) for path in linked})
     build = Build(context, number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
+
+
+def _of_any_rank(
+    world: World,
+    mine: Collection[Named],
+    possible: Sequence[Named],
+    error: Exception | None,
+) -> list[Named]:
+    """Return the possible protocols that any rank uses, or raise on all ranks if any has an error; collective."""
+    bits = world.size.bit_length()  # of a count of ranks
+    each, found = 62 // bits, list[Named]()
+
+    def counts_of(words: Sequence[Sequence[Named]]) -> tuple[None, list[int]]:
+        if error is not None:
+            raise error
+        return None, [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
+
+    for start in range(0, len(possible), MOST_NUMBERS * each):
+        words = [possible[at : at + each] for at in range(start, len(possible), each)]
+        words = words[:MOST_NUMBERS]
+        _, sums = world.total(partial(counts_of, words), _MAKING)
+        for word, total in zip(words, sums, strict=True):
+            found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
+    return found
 
 
 def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
@@ -407,7 +444,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
     anywhere = {path for path, _ in build.chosen}
     agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
-    def make_all() -> tuple[list[ChannelMessages], None, Sequence[int]]:
+    def make_all() -> tuple[list[ChannelMessages], Sequence[int]]:
         paths, walls = _paths_of(build), None
         if drafted.walls:
             walls = WallChannel(
@@ -437,8 +474,8 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
             carried.insert(place, ChannelMessages("walls", walls, messages))
         channels = [each.channel for each in carried]
         counts = sum(c.needs_host for c in channels), sum(not c.is_movable for c in channels)
-        return carried, None, counts
+        return carried, counts
 
     # Page-locking and compiling can fail on one rank alone.
-    channels, (needing_host, fixed), _ = build.world.prepare_alike(make_all, _MAKING)
+    channels, (needing_host, fixed) = build.world.total(make_all, _MAKING)
     return channels, bool(needing_host), not fixed

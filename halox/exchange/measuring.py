@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from halox.errors import HaloxError
+from halox.errors import HaloxError, raising
 from halox.paths.base import Channel, ChannelMessages, Key
 from halox.runtime.world import World
 from halox.values import as_int, shown
@@ -37,16 +37,16 @@ class Timer:
     def check(self, repeats: object) -> int:
         """Return the number of exchanges; raise on all ranks unless all ranks ask for the same; collective."""
         self._world.begin("measure")
-        wrong = None
-        number = as_int(repeats)
-        if number is None or number < 1:
-            wrong = HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
-        elif number > MOST_REPEATS:
-            wrong = HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
-        asked: list[int] = self._world.gather(number, _MEASURING, wrong)
-        if len(set(asked)) > 1:
-            raise HaloxError(f"repeats differ between ranks: {asked}; give the same on all ranks")
-        return asked[0]
+
+        def read() -> tuple[int, dict[str, object]]:
+            number = as_int(repeats)
+            if number is None or number < 1:
+                raise HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
+            if number > MOST_REPEATS:
+                raise HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
+            return number, {"repeats": number}
+
+        return self._world.attempt(read, _MEASURING, alike=True)
 
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return, for each message, the microseconds of an exchange of the channel that carries it.
@@ -59,9 +59,10 @@ class Timer:
             for (name, _), channel in zip(self._messages, channels, strict=True)
             if channel.is_measured
         }
+        _, names = self._world.gather(lambda: (None, sorted(mine)), _MEASURING)
         us = {
             name: exchange_us(self._world, mine.get(name), repeats, self._device)
-            for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING)))
+            for name in sorted(set[str]().union(*names.distinct))
         }
         return {message.key: us[name] for name, messages in self._messages for message in messages}
 
@@ -101,8 +102,8 @@ def exchange_us(
     run(1)  # the first call does additional work
     mine = np.zeros(rows)
     for row in range(rows):
-        world.gather(None, _MEASURING)
+        world.attempt(raising(None), _MEASURING)
         if steps:
             mine[row] = run(repeats)
-    slowest = np.max(world.gather(mine, _MEASURING), axis=0)
+    slowest = np.max(world.gather(lambda: (None, mine), _MEASURING)[1].distinct, axis=0)
     return float(np.median(slowest))

@@ -21,7 +21,7 @@ from halox.paths.base import Channel
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, owner, sharing, span
 from halox.runtime.call_guard import CallGuard, Unique
-from halox.runtime.communicator import UNFINISHED
+from halox.runtime.finalizing import keep
 from halox.runtime.world import FORKED
 
 if TYPE_CHECKING:
@@ -569,7 +569,7 @@ class Plan(Unique):
 
 def _close(channels: Sequence[Channel], life: _Life, release_memory: Release) -> None:
     if FORKED:  # any call of MPI could take the parent's messages
-        UNFINISHED.extend([channels, life])
+        keep(channels, life)
         return
     # Later channels may depend on earlier channels.
     backwards = channels[::-1]

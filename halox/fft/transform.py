@@ -142,8 +142,8 @@ class FFT(Closing):
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            self.axes, self.real, self.dealias = self._world.prepare_compared(
-                read, f"{_MAKING} of this grid"
+            self.axes, self.real, self.dealias = self._world.attempt(
+                read, f"{_MAKING} of this grid", alike=True
             )
             self.norm = norm
             self._path = grid.domain.division.path if path is None else path
@@ -152,6 +152,7 @@ class FFT(Closing):
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
+        self._is_local = len(self._schedule.stages) == 1  # no transpose
         self._fields = TransformFields(self.physical, self.grid, real=self.real)
         self._known: KnownArrays[tuple[TransformCall, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
@@ -191,8 +192,9 @@ class FFT(Closing):
 
         Notes
         -----
-        Collective. Ordered with CuPy's current stream on a GPU. After a first call with the same arrays, the call can
-        be captured in a CUDA graph if the paths of the transposes support capture.
+        Collective; local if no axis of the transform is divided among ranks, and an error is then raised on its rank
+        alone. Ordered with CuPy's current stream on a GPU. After a first call with the same arrays, the call can be
+        captured in a CUDA graph if the paths of the transposes support capture.
         """
         return self._run("forward", u, out)
 
@@ -381,12 +383,15 @@ class FFT(Closing):
             pipeline.bind(forward, *views(target))
             return target
 
-        if forward not in pipeline.ready:  # one rank alone can run out of memory
-            target = self._world.guarded(first, direction)
-            pipeline.ready.add(forward)
-        else:
+        if forward in pipeline.ready:
             target = fields.new(forward, call) if out is None else out
-        self._world.guard.begin()
+        elif self._is_local:
+            target = first()
+        else:  # one rank alone can run out of memory
+            target = self._world.attempt(first, direction)
+        pipeline.ready.add(forward)
+        if not self._is_local:
+            self._world.guard.begin()
         self._engine.begin()
         pipeline.run(forward, *views(target))
         return target
@@ -394,7 +399,10 @@ class FFT(Closing):
     def _look_up(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Check new arrays, and find their steps; collective if plans must be made or a check fails."""
+        """Check new arrays, and find their steps; collective if plans must be made or a check fails.
+
+        A transform along axes that no rank divides is local: its errors are errors of one rank.
+        """
         forward = direction == "forward"
         pipeline = None
         with suppress(HaloxError):
@@ -407,16 +415,18 @@ class FFT(Closing):
     def _connect(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Compare the arguments of all ranks, and make the plans of a direction; collective."""
+        """Compare the arguments of all ranks, and make the plans of a direction; collective unless `_is_local`."""
         forward = direction == "forward"
 
         def read() -> tuple[TransformCall, dict[str, object]]:
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 
-        world = self._world
-        world.begin(direction)
-        call = world.prepare_compared(read, direction)
+        if self._is_local:
+            call, _ = read()
+        else:
+            self._world.begin(direction)
+            call = self._world.attempt(read, direction, alike=True)
         key = call.dtype, call.components
         pipeline = self._pipelines.get(key)
         if pipeline is None:

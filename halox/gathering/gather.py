@@ -11,7 +11,7 @@ receives one part of each rank in turn, so that no rank waits long for its next 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -67,15 +67,14 @@ The cells are None if they are already in the whole array.
 def gather(domain: Domain, field: object, root: int) -> Array | None:
     """Return the whole field on rank ``root``, None on other ranks; see `halox.Grid.gather`. Collective; blocks."""
     world = domain.world
-    (layout, cells, whole, record), _, records = world.prepare_alike(
+    (layout, cells, whole, record), records = world.gather(
         lambda: _prepare(domain, field, root), _GATHER
     )
     root_rank, dtype, _ = record
-    if records is not None and any(other != records[0] for other in records):
+    if any(other != record for other in records.distinct):
         # The records have digests of the specs; gather the specs themselves for the error.
-        _compare(
-            world.gather(_GatherRecord(root_rank, dtype, layout.spec.without_boundary), _GATHER)
-        )
+        whole_record = _GatherRecord(root_rank, dtype, layout.spec.without_boundary)
+        _compare(world.gather(lambda: (None, whole_record), _GATHER)[1])
     with MessageQueue(world, PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             assert cells is not None
@@ -91,7 +90,7 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     return whole
 
 
-def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Local, _Record, tuple[()]]:
+def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Local, _Record]:
     """Check this rank's arguments, and allocate its memory."""
     world = domain.world
     root_rank, layout = root_of(world, root), domain.layouts.find(field)
@@ -106,7 +105,7 @@ def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Local, _Record, tu
         _copy_from_device(cells, as_void(own))
         cells = own if whole is None else None
     record = root_rank, dtype, layout.spec.without_boundary.digest
-    return (layout, cells, whole, record), record, ()
+    return (layout, cells, whole, record), record
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:
@@ -123,7 +122,7 @@ def _copy_from_device(cells: Any, target: Array) -> None:
             part[...] = source[index].get()
 
 
-def _compare(records: list[_GatherRecord]) -> None:
+def _compare(records: Sequence[_GatherRecord]) -> None:
     """Raise `MismatchError` if two ranks gave different arguments."""
     for rank, other in enumerate(records):
         for name, what in (("root", "root"), ("dtype", _ALIKE), ("spec", _ALIKE)):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from halox.runtime.arrays import Array
-from halox.runtime.communicator import CELLS, UNFINISHED
+from halox.runtime.communicator import CELLS
+from halox.runtime.finalizing import drop, keep
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class MessageQueue:
 
     def __enter__(self) -> MessageQueue:
         """Return the queue."""
-        UNFINISHED.append(self._messages)
+        keep(self._messages)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -111,8 +112,7 @@ class MessageQueue:
                 if message.is_receive and message.request is not None:
                     message.request.Cancel()
             if all([message.has_ended for message in self._messages]):
-                # By identity: `list.remove` would compare arrays.
-                UNFINISHED[:] = [item for item in UNFINISHED if item is not self._messages]
+                drop(self._messages)
 
 
 def as_void(array: Array) -> Array:

@@ -6,7 +6,7 @@ part to each rank in turn, as in a gather. A block on a GPU receives its parts t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -80,7 +80,7 @@ def scatter(domain: Domain, whole: object, root: object, out: object, options: F
             )
         return (target, array), _ScatterRecord(root_rank, out_dtype, spec, array.dtype, components)
 
-    (target, array), records = world.prepare(prepare, _SCATTER)
+    (target, array), records = world.gather(prepare, _SCATTER)
     _compare(records)
     source = records[records[0].root]
     field = target.field
@@ -177,7 +177,7 @@ def _other_layouts(domain: Domain) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "parity='even'", domain.layouts.of_options({"parity": "even"}).global_shape
 
 
-def _compare(records: list[_ScatterRecord]) -> None:
+def _compare(records: Sequence[_ScatterRecord]) -> None:
     """Raise `MismatchError` if ranks gave different arguments, or a field of another dtype than the root's array."""
     first = records[0]
     for rank, other in enumerate(records):

@@ -38,7 +38,8 @@ from halox.paths.fragments import MOST_FRAGMENTS, Cutter, senders_by_stage, whol
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
-from halox.runtime.leftovers import Leftovers, hold_at_exit
+from halox.runtime.finalizing import keep_at_exit
+from halox.runtime.leftovers import Leftovers
 from halox.runtime.segments import Place
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.world import World
@@ -271,7 +272,7 @@ class RequestBuffers(TransportBuffers):
             world.comm.Send_init, sends, self._buffers_out, self.outgoing_ends
         )
         self._requests = [request for request, _ in self._peers]
-        hold_at_exit(self)
+        keep_at_exit(self)
 
     def _stages(
         self,

@@ -71,12 +71,11 @@ class CudaAwarePath(Path):
 
 def _why_no_device_pointers(context: Context) -> str | None:
     """Return why some rank must not pass device pointers to MPI, None if all may; collective."""
-    here = _why_not_here()
-    _, reasons = context.world.reduce(here, "the question whether MPI takes device pointers")
-    for rank, why in enumerate(reasons or ()):
-        if why is not None:
-            return f"on rank {rank}, {why}"
-    return here
+    step = "the question whether MPI takes device pointers"
+    _, reasons = context.world.gather(lambda: (None, _why_not_here()), step)
+    if len(reasons.distinct) == 1:
+        return reasons.distinct[0]
+    return next(f"on rank {rank}, {why}" for rank, why in enumerate(reasons) if why is not None)
 
 
 def _why_not_here() -> str | None:

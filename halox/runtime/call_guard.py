@@ -11,6 +11,7 @@ test and the assignment that follows it. So this code needs no lock where it mak
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ from halox.errors import ExchangeTimeoutError, HaloxError, StateError, stripped
 
 if TYPE_CHECKING:
     from halox.runtime.status import CallWatch
-    from halox.runtime.world import World
 
 _IN_FUNCTION = 1
 """Mark of a user's function: no number of a thread, so that a call of this thread is refused, too."""
@@ -31,30 +31,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Ranks(Protocol):
+    guard: CallGuard
+
+
 class _Guarded(Protocol):
     @property
-    def _world(self) -> World: ...
+    def _world(self) -> _Ranks: ...
 
 
 S = TypeVar("S", bound=_Guarded)
 
 
-class _LateClose:
-    """Deferred close of a collected object, run by ``__del__``.
-
-    Errors surface as finalizer warnings, never in the interrupted call. Does nothing at interpreter exit, when MPI and
-    CUDA may already be finalized.
-    """
-
-    def __init__(self, close: Callable[[], object]) -> None:
-        self._close = close
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting():
-            self._close()
-
-
-_deferred: deque[tuple[CallGuard, _LateClose]] = deque()
+_deferred: deque[tuple[CallGuard, Callable[[], object]]] = deque()
 """Deferred closes with their guards; one queue per process, since the owner of a guard may be collected too."""
 
 
@@ -147,7 +136,7 @@ class CallGuard:
         hot paths, which set `user` directly, do not run deferred closes; the next call by ``with guard:`` does.
         """
         if self.user > 0:
-            _deferred.append((self, _LateClose(close)))
+            _deferred.append((self, close))
         else:
             close()
 
@@ -172,16 +161,20 @@ class CallGuard:
 
 
 def close_collected() -> None:
-    """Run the deferred closes of calls that have ended."""
+    """Run the deferred closes of calls that have ended. Their errors are printed, since they are not of this call."""
     for _ in range(len(_deferred)):
         try:
-            guard, closing = _deferred.popleft()
+            guard, close = _deferred.popleft()
         except IndexError:  # another thread has taken the last one
             return
-        if guard.user > 0:  # a call is in progress: defer the close again
-            _deferred.append((guard, closing))
-        # `_LateClose.__del__` closes the object now, unless it is in the queue again.
-        del guard, closing
+        if guard.user > 0:  # a call is in progress
+            _deferred.append((guard, close))
+            continue
+        try:
+            close()
+        except Exception:
+            print("halox: the closing of a collected object has failed:", file=sys.stderr)
+            traceback.print_exc()
 
 
 def single_threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -212,7 +205,6 @@ class Unique:
     """Object bound to this process and its ranks, which cannot be copied or pickled."""
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        """Raise `StateError` for `copy`, `pickle` and everything based on them."""
         raise StateError(
             f"a {type(self).__name__} belongs to this process and its ranks, and cannot be copied or pickled; make "
             "another one with the same arguments (fields are arrays, which can)"
@@ -227,11 +219,9 @@ class Closing(Unique):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return the object itself."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close the object if the block has raised no error."""
         if kind is None:
             self.close()
 

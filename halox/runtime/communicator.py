@@ -2,15 +2,15 @@
 
 All control messages between ranks go through `Communicator.reduce`, which compares one object of every rank. If all
 ranks are on one node, it uses shared memory, otherwise MPI. The cost does not depend on the number of ranks as long as
-the objects are equal; only otherwise, or for `Communicator.gather`, each rank reads the objects of all ranks. Each
+the objects are equal; only otherwise each rank reads the objects of all ranks. Each
 object is sent with the collective call of its rank. Ranks in different calls therefore detect the mismatch together,
 before they read any other part of the records.
 
 Between nodes, every round begins with one reduction of `_TOTALS` words, so that MPI matches it in any call::
 
-    reduce, equal objects    | Iallreduce: digest, numbers |
-    reduce, other objects    | Iallreduce                  | Iallgather: heads, objects | Iallgatherv: long objects |
-    gather                   | Iallreduce and Iallgather together                       | Iallgatherv: long objects |
+    equal objects    | Iallreduce: digest, numbers |
+    other objects    | Iallreduce                  | Iallgather: heads, objects | Iallgatherv: long objects |
+    values           | Iallreduce and Iallgather together                       |
 
 All objects on a user's communicator use the same duplicate (`halox.runtime.duplicates`).
 """
@@ -32,6 +32,7 @@ import numpy.typing as npt
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.call_guard import CallGuard
+from halox.runtime.finalizing import keep
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.status import (
     ANY_FAILED,
@@ -74,14 +75,11 @@ VALUES = "values", None
 Record = tuple[int, bytes]
 """Record of a rank: its kind, and the bytes.
 
-The kind is 0 for a pickled object that all ranks read, an even digest for a pickled object that the ranks compare, and
-an odd digest of the meaning of values (`halox.runtime.gathered_values`).
+The kind is an even digest of a pickled object, or an odd digest of the meaning of values
+(`halox.runtime.gathered_values`).
 """
 
 Value = TypeVar("Value")
-
-UNFINISHED: list[object] = []
-"""Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
 
 _left_to_mpi: list[bool] = []
 """Not empty once MPI is being finalized; then halox no longer frees communicators."""
@@ -145,7 +143,7 @@ class Communicator:
                 request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
             )
         except BaseException:
-            UNFINISHED.extend([duplicate, request])
+            keep(duplicate, request)
             raise
         return duplicate
 
@@ -251,7 +249,7 @@ class Communicator:
         except BaseException as error:
             if not isinstance(error, MismatchError):  # the other ranks raise it too
                 self.watch.fail(f"{error}" or type(error).__name__)
-            UNFINISHED.extend(kept)
+            keep(*kept)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise
@@ -276,7 +274,8 @@ class Communicator:
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
         missing, and `StateError` if an earlier call has failed.
         """
-        return self.reduce(mine, step, reads=True, of_node=of_node)[1] or []
+        ranks = len(self.node_ranks) if of_node else self.size
+        return self.reduce(mine, step, of_node=of_node)[1] or [mine] * ranks
 
     def gather_numbers(self, mine: int, step: str) -> npt.NDArray[np.int64]:
         """Return an integer of every rank, in the order of the ranks; collective, only after a `reduce` of the call."""
@@ -295,27 +294,26 @@ class Communicator:
         step: str,
         numbers: Sequence[int] = (),
         *,
-        reads: bool = False,
         of_node: bool = False,
     ) -> tuple[list[int], list[Any] | None]:
         """Return the sums of some numbers over all ranks, and the objects of all ranks if any two of them differ.
 
-        The objects are None if the pickled objects of all ranks are equal, and no rank ``reads``. All ranks give the
-        same number of integers, at most `MOST_NUMBERS`; sums are modulo 2**64. With ``of_node`` the ranks are those
-        of the node. Collective, blocks; raises the errors of `gather`.
+        The objects are None if the pickled objects of all ranks are equal. All ranks give the same number of integers,
+        at most `MOST_NUMBERS`; sums are modulo 2**64. With ``of_node`` the ranks are those of the node. Collective,
+        blocks; raises the errors of `gather`.
         """
         if (len(self.node_ranks) if of_node else self.size) == 1:
-            return [*numbers], [mine] if reads else None
+            return [*numbers], None
         self.check()
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
-        kind = 0 if reads else digest(sent) << 1
+        kind = digest(sent) << 1
         if self.gathers_in_memory or (of_node and self.shares_memory):
             slot = self.rounds + 1 & 1
             part = sent[:SLOT_BYTES]
             self._own.slots[slot][: len(part)] = part
             alike = self.round(kind, len(sent), step, numbers)
             sums = self._numbers[slot][:, : len(numbers)].sum(0).tolist() if numbers else []
-            if kind and alike:
+            if alike:
                 return sums, None
             return sums, objects(self.read(slot, sent, step))
         sums, records = self.by_mpi(kind, sent, step, numbers, of_node=of_node)
@@ -460,8 +458,8 @@ class Communicator:
         comm, ranks = (
             (self.node_comm, self.node_ranks) if of_node else (self.comm, range(self.size))
         )
-        # Objects to read, and values with bytes, always need the records: their ranks reduce 0, and wait only once.
-        reads = not kind or bool(kind & 1 and sent)
+        # Values with bytes always need the records: their ranks reduce 0, and wait only once.
+        reads = bool(kind & 1 and sent)
         mine, totals = np.zeros((2, _TOTALS), "u8")
         mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
         mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")

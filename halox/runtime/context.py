@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from halox.errors import ExchangeTimeoutError
+from halox.errors import ExchangeTimeoutError, raising
 from halox.runtime.arena import SharedArena
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
@@ -84,7 +84,8 @@ class Context:
 
             kept, key = self.world.ranks.resources, self.device
             is_new = GPUS not in kept or kept[GPUS][0] != key
-            if self.world.reduce(None, "the search for GPUs", [is_new])[0] != [0]:
+            _, (ranks_new,) = self.world.total(lambda: (None, [is_new]), "the search for GPUs")
+            if ranks_new:
                 kept[GPUS] = key, survey(self.world, self.device_arena, self.events), {}
             _, self.topology, self._of_gpus = kept[GPUS]
         return self.topology
@@ -126,19 +127,19 @@ class Context:
         """Free the memory, which other ranks may have mapped; collective."""
         world, arena = self.world, self.device_arena
         world.begin("close")
-        mine = world.ranks.users == 1, self.leftovers.closed_plans()
-        (arenas,), answers = world.reduce(mine, _CLOSING, [arena is not None])
-        answers = answers or [mine]
-        is_last = all(is_last for is_last, _ in answers)
-        self.leftovers.reclaim([closed for _, closed in answers])
+        mine = world.ranks.users == 1, self.leftovers.closed_plans(), arena is not None
+        answers = world.gather(lambda: (None, mine), _CLOSING)[1].distinct
+        are_last, closed, have_arenas = zip(*answers, strict=True)
+        is_last = all(are_last)
+        self.leftovers.reclaim(closed)
         if is_last:
             self.leftovers.close()
         # Memory must not be freed while a peer has it mapped.
-        if arenas:
+        if any(have_arenas):
             names = world.ranks.gather(arena.name if arena else "", _CLOSING, of_node=True)
             if arena is not None:
                 arena.unmap([name for name in names if name])
-            world.agree(None, _CLOSING)
+            world.attempt(raising(None), _CLOSING)
         if arena is not None:
             arena.free()
             self.leftovers.arenas.discard(arena)

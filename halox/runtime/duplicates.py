@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from halox.errors import ExchangeTimeoutError, MismatchError
-from halox.runtime.communicator import UNFINISHED, Communicator, node_name
+from halox.runtime.communicator import Communicator, node_name
+from halox.runtime.finalizing import keep
 from halox.runtime.status import code_of, ranks_text
 from halox.runtime.waiting import Waiter
 
@@ -108,7 +109,7 @@ def _wait_for_all(mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: 
     try:
         Waiter(limit_s, True).until(partial(mpi.Request.Testall, requests), text)
     except BaseException:
-        UNFINISHED.extend([*requests, buffers])
+        keep(*requests, buffers)
         raise
 
 

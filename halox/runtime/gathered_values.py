@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from halox.runtime.arrays import Array, DType
-from halox.runtime.communicator import UNFINISHED, digest, objects
+from halox.runtime.communicator import digest, objects
+from halox.runtime.finalizing import keep
 from halox.runtime.status import SLOT_BYTES
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -162,7 +163,7 @@ def combine(comm: MPI.Intracomm, pair: Sequence[Array], join: Join, wait: Wait) 
             wait([comm.Isend(total, rank - span, TREE_TAG)], waiting)
         wait([comm.Ibcast(total)], waiting)
     except BaseException:
-        UNFINISHED.extend(pair)
+        keep(*pair)
         raise
 
 

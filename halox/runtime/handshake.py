@@ -48,14 +48,17 @@ def handshake(
             part = begin()
         return None if part is None else round_(part, records)
 
+    def shared(round_: Callable[[Mine, Any], Any]) -> tuple[None, Any]:
+        return None, run_round(round_)
+
     try:
         for round_ in rounds[:-1]:
             if peers is None:
-                records = world.gather_result(partial(run_round, round_), step)
+                _, records = world.gather(partial(shared, round_), step)
             else:
-                sent = world.guarded(partial(run_round, round_), step)
+                sent = world.attempt(partial(run_round, round_), step)
                 records = world.swap(sent or {}, [] if part is None else peers(part), step)
-        return world.guarded(partial(run_round, rounds[-1]), step)
+        return world.attempt(partial(run_round, rounds[-1]), step)
     except HaloxError:
         if part is not None:
             part.abandon()

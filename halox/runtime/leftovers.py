@@ -8,14 +8,11 @@ A plan is closed locally, possibly during an exchange. So two kinds of resources
   closed between start and finish or after a failure. This memory is kept until all ranks have closed the plan. The
   ranks exchange this information when they make the next plan.
 
-`Leftovers` adds a reference to these objects until it frees them. So neither the garbage collector nor the end of the
-interpreter frees memory into which MPI may still write.
+Until they are freed, `halox.runtime.finalizing` keeps these objects alive, also beyond the end of the interpreter.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from halox.runtime.communicator import Communicator
+from halox.runtime.finalizing import drop, keep
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,7 +86,7 @@ class Leftovers:
     ) -> None:
         """Take over persistent requests and their memory, and free the inactive requests; local, does not block."""
         active = _ActiveRequests([*receives], [*sends], memory)
-        _incref(active)
+        keep(active)
         self._active.append(active)
         self.sweep()
 
@@ -106,7 +104,7 @@ class Leftovers:
                 continue
             for buffer in active.memory:
                 buffer.close()
-            _decref(active)
+            drop(active)
 
     def add(self, number: int, channels: Sequence[SharedPart], arrays: Sequence[object]) -> None:
         """Take over a plan that this rank has closed; free its channels, in order, once all ranks have closed it.
@@ -115,7 +113,7 @@ class Leftovers:
         """
         plan = _ClosedPlan(channels, arrays)
         if arrays or not all(channel.has_ended for channel in channels):
-            _incref(plan)
+            keep(plan)
         if not all(channel.has_ended for channel in channels):
             return
         self._closed_plans[number] = plan
@@ -161,21 +159,7 @@ class Leftovers:
         for channel in plan.channels:
             channel.free()
         if plan.arrays:
-            _decref(plan)
-
-
-def hold_at_exit(buffers: object) -> None:
-    """Never free an object that is alive at the end of the interpreter, since MPI is finalized later."""
-    _HELD_AT_EXIT.add(buffers)
-
-
-_HELD_AT_EXIT: weakref.WeakSet[object] = weakref.WeakSet()
-
-
-@atexit.register
-def _hold_all() -> None:
-    for held in list(_HELD_AT_EXIT):
-        _incref(held)
+            drop(plan)
 
 
 def _is_active(request: MPI.Request) -> bool:
@@ -186,11 +170,3 @@ def _is_active(request: MPI.Request) -> bool:
             request.Free()
             return False
     return True
-
-
-def _incref(held: object) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
-
-
-def _decref(held: object) -> None:
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))

@@ -261,4 +261,4 @@ def survey(world: World) -> Adapters:
         own = open_adapter(world.machine_rank)
     except (MissingPackageError, PathError) as error:
         why = str(error)
-    return Adapters(own, world.reduce(why, _SURVEYING)[1] or [why])
+    return Adapters(own, world.gather(lambda: (None, why), _SURVEYING)[1].distinct)

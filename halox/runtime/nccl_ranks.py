@@ -73,7 +73,7 @@ def why_no_nccl(context: Context) -> str | None:
             "none out of comm"
         )
     mine = _version()
-    versions = world.reduce(mine, "the search for NCCL")[1] or [mine]
+    versions = world.gather(lambda: (None, mine), "the search for NCCL")[1].distinct
     for rank, (_, why) in enumerate(versions):
         if why:
             return f"rank {rank}: {why}"
@@ -103,7 +103,7 @@ def nccl_of(context: Context) -> NcclRanks:
     communicator: NcclRanks | None = world.ranks.resources.get(key)
     mine = None if communicator is None or communicator.failed else communicator.unique_id
     # A rank that has used another GPU in between may hold an older communicator.
-    is_common = world.reduce(mine, _MAKING)[1] is None
+    is_common = len(world.gather(lambda: (None, mine), _MAKING)[1].distinct) == 1
     if communicator is not None and mine is not None and is_common:
         return communicator
     if communicator is not None:
@@ -141,7 +141,7 @@ class NcclRanks:
             )
             return comm
 
-        self._comm: int = world.guarded(make, _MAKING)
+        self._comm: int = world.attempt(make, _MAKING)
         # Started now: while the interpreter ends, Python starts no thread.
         self._is_ending = threading.Event()
         self._ending = threading.Thread(target=self._end, daemon=True)
@@ -181,7 +181,7 @@ class NcclRanks:
                 _within_limit(world, self.device, run, f"to be connected with {ranks_text(peers)}")
 
         try:
-            world.guarded(connect_new, "the connection of ranks by NCCL")
+            world.attempt(connect_new, "the connection of ranks by NCCL")
         except Exception:
             self.fail("ranks could not be connected")
             raise

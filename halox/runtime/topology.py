@@ -133,8 +133,8 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
     found = Topology(gpus, ranks.node_of, unmapped, no_events)
     others = [other for other in world.node_ranks if other > world.rank]
     mapped = sum(found.why_unmapped(world.rank, other) is None for other in others)
-    (mapped, apart), _ = world.reduce(None, _SURVEYING, [mapped, len(others) - mapped])
-    return replace(found, pairs=(mapped, apart))
+    _, pairs = world.total(lambda: (None, [mapped, len(others) - mapped]), _SURVEYING)
+    return replace(found, pairs=(pairs[0], pairs[1]))
 
 
 def _identity(device: int) -> int:

@@ -12,11 +12,11 @@ import pickle
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from halox.errors import (
     ClosedError,
@@ -29,14 +29,13 @@ from halox.errors import (
 from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import (
     HANDSHAKE,
-    UNFINISHED,
     VALUES,
     Communicator,
     leave_to_mpi,
 )
 from halox.runtime.duplicates import duplicate_of
-from halox.runtime.finalizing import before_finalize
-from halox.runtime.status import CODE_BITS, MOST_NUMBERS, code_of, object_code, ranks_text
+from halox.runtime.finalizing import before_finalize, keep
+from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -70,6 +69,24 @@ def load_mpi() -> ModuleType:
             "install mpi4py for the MPI of your machine"
         ) from error
     return MPI
+
+
+class Records(Sequence[Value]):
+    """An object of every rank, in rank order; ``distinct`` has one object if the objects of all ranks are equal."""
+
+    def __init__(self, distinct: Sequence[Value], size: int) -> None:
+        self.distinct = distinct
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, rank: Any) -> Any:
+        if not isinstance(rank, int):
+            return [*self][rank]
+        if not 0 <= rank < self._size:
+            raise IndexError(f"no rank {rank}")
+        return self.distinct[rank if len(self.distinct) > 1 else 0]
 
 
 class World:
@@ -112,6 +129,7 @@ class World:
         if FORKED:
             raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
+        before_finalize(mpi, _close_all)
         settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
         self.limit_s, self.debug = settings or (DEFAULT_TIMEOUT_S, False)
         with alone_in_making():
@@ -135,7 +153,6 @@ class World:
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
-        before_finalize(mpi, _close_all)
         if self.size > 1:
             from halox.runtime.uncaught import end_together
 
@@ -252,46 +269,93 @@ class World:
 
     # Agreement
 
-    def gather(self, mine: Value | None, step: str, error: Exception | None = None) -> list[Value]:
-        """Return an object of every rank, in rank order, or raise an error on all ranks.
+    @overload
+    def attempt(self, build: Callable[[], Built], step: str) -> Built: ...
 
-        ``mine`` is this rank's object and must be picklable. ``step`` names the collective step in the text of a
-        timeout. ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error
-        of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
-        different calls, and `ExchangeTimeoutError`.
-        """
-        return self._round(mine, step, (), error, reads=True)[1] or []
-
-    def reduce(
+    @overload
+    def attempt(
         self,
-        mine: Value | None,
+        build: Callable[[], tuple[Built, Mapping[str, object]]],
         step: str,
-        numbers: Sequence[int] = (),
-        error: Exception | None = None,
-    ) -> tuple[list[int], list[Value] | None]:
-        """Return the sums of some numbers over all ranks, and the objects of all ranks only if any two of them differ.
+        *,
+        alike: Literal[True],
+        remedies: Mapping[str, str] | None = None,
+    ) -> Built: ...
 
-        The objects are None if all are equal; the cost then does not depend on the number of ranks. The pickled bytes
-        are compared, so equal objects may be returned too, for example sets in another order. All ranks give the same
-        number of integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64. Raises the errors of
-        `gather`.
+    def attempt(
+        self,
+        build: Callable[[], Any],
+        step: str,
+        *,
+        alike: bool = False,
+        remedies: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return ``build()`` once it has returned on all ranks, or raise on all ranks if it raises on any.
+
+        With ``alike``, ``build`` returns its result and arguments by name, which must be the same on all ranks; see
+        `check_alike`.
         """
-        return self._round(mine, step, numbers, error, reads=False)
+        result, error = _attempt(build)
+        if not alike:
+            self._round(None, step, (), error)
+            return result
+        mine, arguments = result or (None, None)
+        self.check_alike(self._round(arguments, step, (), error)[1], remedies=remedies)
+        return mine
+
+    def gather(
+        self, build: Callable[[], tuple[Built, Value]], step: str
+    ) -> tuple[Built, Records[Value]]:
+        """Return the first item of ``build()`` here, and the second items of all ranks; raises as `attempt`.
+
+        The second items can be pickled. If they are equal on all ranks, the cost does not depend on
+        the number of ranks.
+        """
+        result, error = _attempt(build)
+        mine, record = result or (None, None)
+        _, records = self._round(record, step, (), error)
+        return mine, Records(records, self.size)
+
+    def total(
+        self, build: Callable[[], tuple[Built, Sequence[int]]], step: str
+    ) -> tuple[Built, list[int]]:
+        """Return the first item of ``build()`` here, and the sums of its numbers over all ranks; raises as `attempt`.
+
+        All ranks give equally many integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64.
+        """
+        result, error = _attempt(build)
+        mine, numbers = result or (None, ())
+        sums, _ = self._round(None, step, numbers, error)
+        return mine, sums
+
+    def from_first(self, build: Callable[[], Value], step: str) -> Value:
+        """Return ``build()`` of rank 0, which alone calls it; raises as `attempt`."""
+
+        def pickled() -> tuple[Value, bytes]:
+            result = build()
+            return result, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+
+        built, error = _attempt(pickled) if self.rank == 0 else (None, None)
+        result, sent = built or (None, b"")
+        (nbytes,), _ = self._round(None, step, [len(sent)], error)
+        if self.size > 1:
+            result = pickle.loads(self.ranks.broadcast(bytearray(sent or nbytes), step))
+        return cast("Value", result)
 
     def _round(
-        self,
-        mine: Value | None,
-        step: str,
-        numbers: Sequence[int],
-        error: Exception | None,
-        *,
-        reads: bool,
-    ) -> tuple[list[int], list[Value] | None]:
+        self, mine: Value | None, step: str, numbers: Sequence[int], error: Exception | None
+    ) -> tuple[list[int], list[Value]]:
+        """Return the sums of numbers, and the objects of all ranks, or one object if all are equal; collective.
+
+        ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error of the
+        first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
+        different calls, and `ExchangeTimeoutError`.
+        """
         own = None if error is None else as_halox_error(error, step)
         if self.size == 1:
             if own is not None:
                 raise_together([(0, *_report(own))], 1, error)
-            return [*numbers], [cast("Value", mine)] if reads else None
+            return [*numbers], [cast("Value", mine)]
         pickled = b""
         if own is None and mine is not None:
             # An object of this rank alone may be impossible to pickle, for example a function in it.
@@ -300,17 +364,19 @@ class World:
                 error, own = failure, as_halox_error(failure, step)
         sent: tuple[tuple[type[HaloxError], str] | None, bytes] | None = None
         if own is not None:
-            sent, reads = (_report(own), b""), True
+            sent, numbers = (_report(own), b""), ()
         elif pickled:
             sent = None, pickled
         try:
-            sums, records = self.ranks.reduce(sent, step, numbers, reads=reads)
+            sums, records = self.ranks.reduce(sent, step, numbers)
         except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
             raise (own or mismatch) from (None if own is None else mismatch)
         if records is None:
-            return sums, None
+            if own is not None:
+                self.raise_errors([sent] * self.size, step, error)
+            return sums, [cast("Value", mine)]
         self.raise_errors(records, step, error)
         return sums, [record and pickle.loads(record[1]) for record in records]
 
@@ -333,22 +399,6 @@ class World:
                 "other ranks one on a GPU; give the same kind on all ranks"
             )
 
-    def agree(self, error: Exception | None, step: str) -> None:
-        """Raise on all ranks if any rank has an error; see `gather`."""
-        self.reduce(None, step, (), error)
-
-    def compare(
-        self,
-        mine: Mapping[str, object],
-        step: str,
-        *,
-        remedies: Mapping[str, str] | None = None,
-        shown: Callable[[Any], object] = str,
-    ) -> None:
-        """Raise `MismatchError` on all ranks unless all have the same arguments; see `check_alike`."""
-        _, arguments = self.reduce(dict(mine), step)
-        self.check_alike(arguments or (), remedies=remedies, shown=shown)
-
     def check_alike(
         self,
         arguments: Sequence[Mapping[str, object]],
@@ -358,13 +408,14 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless the gathered arguments of all ranks are the same; local.
 
-        ``arguments`` has the arguments of every rank by name, in the order of comparison, or nothing if `reduce` has
-        found them equal. The error names the first argument that differs, its values as ``shown`` formats them, and
-        its remedy ("give the same on all ranks" by default).
+        ``arguments`` has the arguments of every rank by name, in the order of comparison. One mapping stands for all
+        ranks if they are equal. The error names the first argument that differs, its values as ``shown`` formats them,
+        and its remedy ("give the same on all ranks" by default).
         """
-        first = arguments[0] if arguments else {}
-        errors = []
+        first, errors = arguments[0], []
         for rank, other in enumerate(arguments):
+            if other == first:
+                continue
             differs = next((name for name in first if other.get(name) != first[name]), None)
             if differs is not None:
                 remedy = (remedies or {}).get(differs, "give the same on all ranks")
@@ -375,80 +426,6 @@ class World:
                 errors.append((rank, MismatchError, text))
         if errors:
             raise_together(errors, self.size, None)
-
-    def guarded(self, build: Callable[[], Built], step: str) -> Built:
-        """Return ``build()``, or raise on all ranks if it raises on any."""
-        result, error = _attempt(build)
-        self.agree(error, step)
-        return result
-
-    def gather_result(self, build: Callable[[], Value], step: str) -> list[Value]:
-        """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
-        result, error = _attempt(build)
-        return self.gather(result, step, error)
-
-    def from_first(self, build: Callable[[], Value], step: str) -> Value:
-        """Return ``build()`` of rank 0, which alone calls it; raise on all ranks if it raises."""
-
-        def pickled() -> tuple[Value, bytes]:
-            result = build()
-            return result, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
-
-        built, error = _attempt(pickled) if self.rank == 0 else (None, None)
-        result, sent = built or (None, b"")
-        (nbytes,), _ = self.reduce(None, step, [len(sent)], error)
-        if self.size > 1:
-            result = pickle.loads(self.ranks.broadcast(bytearray(sent or nbytes), step))
-        return cast("Value", result)
-
-    def prepare(
-        self, build: Callable[[], tuple[Built, Value]], step: str
-    ) -> tuple[Built, list[Value]]:
-        """Return the first item of ``build()`` here, and the second items of all ranks; raise on all if any raises."""
-        result, error = _attempt(build)
-        mine, shared = result or (None, None)
-        return mine, self.gather(shared, step, error)
-
-    def prepare_alike(
-        self, build: Callable[[], tuple[Built, Value, Sequence[int]]], step: str
-    ) -> tuple[Built, list[int], list[Value] | None]:
-        """Return the first item of ``build()`` here, and `reduce` of the others; raise on all ranks if any raises."""
-        result, error = _attempt(build)
-        mine, alike, numbers = result or (None, None, ())
-        return mine, *self.reduce(alike, step, numbers, error)
-
-    def prepare_compared(
-        self,
-        build: Callable[[], tuple[Built, Mapping[str, object]]],
-        step: str,
-        *,
-        remedies: Mapping[str, str] | None = None,
-    ) -> Built:
-        """Return the first item of ``build()``; raise on all ranks if any raises, or its second items differ.
-
-        The second item has arguments by name; see `check_alike`.
-        """
-        mine, _, arguments = self.prepare_alike(lambda: (*build(), ()), step)
-        self.check_alike(arguments or (), remedies=remedies)
-        return mine
-
-    def union(
-        self,
-        mine: Collection[Value],
-        of: Sequence[Value],
-        step: str,
-        error: Exception | None = None,
-    ) -> list[Value]:
-        """Return the members of ``of``, the same on all ranks, that are in ``mine`` of any rank; raises as `gather`."""
-        bits = self.size.bit_length()  # of a count of ranks
-        each, found = 62 // bits, list[Value]()
-        for start in range(0, len(of), MOST_NUMBERS * each):
-            words = [of[at : at + each] for at in range(start, len(of), each)][:MOST_NUMBERS]
-            counts = [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
-            sums, _ = self.reduce(None, step, counts, error)
-            for word, total in zip(words, sums, strict=True):
-                found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
-        return found
 
     def swap(
         self, records: Mapping[int, Value], sources: Sequence[int], step: str
@@ -470,7 +447,7 @@ class World:
                 received[source] = comm.recv(source=source, tag=tag)
             self.wait(sends, f"in {step} for its records to be taken", lambda: list(records))
         except BaseException:
-            UNFINISHED.extend(sends)
+            keep(*sends)
             raise
         return received
 

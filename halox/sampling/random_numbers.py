@@ -140,8 +140,7 @@ def random_field(
     world = domain.world
     with world.guard:
         world.begin("random")
-        (key, kind), of_all = world.prepare(check, "making a random field")
-        world.check_alike(of_all)
+        key, kind = world.attempt(check, "making a random field", alike=True)
         field: Any = domain.allocation.new(kind, options, "empty") if out is None else out
         _fill(domain, field, domain.layouts.find(field), key, dist)
     return field

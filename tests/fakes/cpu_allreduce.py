@@ -99,7 +99,7 @@ class ThreadWorld:
         self.rank, self.size, self.limit_s = rank, meeting.size, limit_s
         self._meeting = meeting
 
-    def gather_result(self, build: Callable[[], Any], step: str) -> list[Any]:
+    def gather(self, build: Callable[[], Any], step: str) -> tuple[Any, list[Any]]:
         found, error = None, None
         try:
             found = build()
@@ -109,10 +109,10 @@ class ThreadWorld:
         for _, error in said:
             if error is not None:
                 raise error
-        return [found for found, _ in said]
+        return (found or (None, None))[0], [found[1] for found, _ in said]
 
-    def guarded(self, build: Callable[[], Any], step: str) -> Any:
-        return self.gather_result(build, step)[self.rank]
+    def attempt(self, build: Callable[[], Any], step: str) -> Any:
+        return self.gather(lambda: (build(), None), step)[0]
 
 
 class Launch:

@@ -41,6 +41,6 @@ def nccl_of_one(
         size=1,
         mpi=None,
         from_first=lambda build, step: build(),
-        guarded=lambda build, step: build(),
+        attempt=lambda build, step: build(),
     )
     return nccl_ranks.NcclRanks(world, 0)

@@ -121,3 +121,34 @@ def test_ranks_that_are_in_time_print_nothing(tmp_path: Path) -> None:
     ended = start([str(script)])
     assert ended.returncode == 0 and ended.stdout.count("is right") == 2, ended
     assert not ended.stderr.strip(), ended.stderr
+
+
+UNMATCHED = """
+    import os
+    import sys
+    import time
+    import numpy as np
+    import halox
+    from halox.paths import buffers
+    modules = [*sys.modules.values()]  # so that Python clears them when it ends
+    g = halox.Grid((8, 8), periodic=True, proc_shape=(2, 1), device="cpu")
+    plan = g.plan(np.ones((1000, *g.padded_shape)))
+    if g.rank == 0:
+        buffers.Buffer.__del__ = lambda self, write=os.write: write(2, b"freed\\n")
+    else:
+        time.sleep(1)  # rank 0 ends first
+    plan.start()
+    if sys.argv[1] == "closed":
+        plan.close()
+    print("rank", g.rank, "ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize("plan", ["open", "closed"])
+def test_receives_that_are_unmatched_when_python_ends(plan: str, tmp_path: Path) -> None:
+    """MPI is finalized after the interpreter, and may write to the buffers of receives until then."""
+    script = tmp_path / "unmatched.py"
+    script.write_text(dedent(UNMATCHED))
+    ended = start([str(script), plan], environment={"HALOX_NODE": "rank"}, plain=True)
+    assert ended.returncode == 0 and ended.stdout.count("ends") == 2, ended
+    assert "freed" not in ended.stderr

@@ -556,3 +556,22 @@ def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World)
         wrong = array.real.astype("i4") if grid.rank == 0 else array
         with pytest.raises(FieldError if grid.rank == 0 else MismatchError):
             getattr(fft, direction)(wrong)
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_error_along_an_undivided_axis(comm: World) -> None:
+    """The transform needs no other rank, so that the error is raised on its rank alone, and no rank waits."""
+    with (
+        halox.Grid((2 * comm.size, 6), proc_shape=(comm.size, 1), device="cpu", comm=comm) as grid,
+        halox.FFT(grid, axes=1) as fft,
+    ):
+        u = fft.physical.ones("c16")
+        for _ in range(2):
+            try:
+                fft.forward(np.ones(3) if comm.rank == 0 else u)
+                caught = ""
+            except FieldError as error:
+                caught = str(error)
+            assert agree(bool(caught) == (comm.rank == 0), comm), caught
+            total = fft.grid.sum(fft.forward(u))
+            assert agree(abs(total - 12 * comm.size) < 1e-12, comm), total

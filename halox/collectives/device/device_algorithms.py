@@ -28,7 +28,7 @@ from halox.collectives.device.tree_reduction import ArrayKernels, Shape, make_tr
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, ReproducibleSum, find_operation
-from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
+from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError, raising
 from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
 from halox.runtime.device_arena import DeviceArena
@@ -66,7 +66,7 @@ class EmptyReduction:
 
 def _pinned(world: World, dtype: DType, elements: int) -> PinnedBuffer:
     """Return page-locked memory for one array, used by one call at a time; collective."""
-    buffer: PinnedBuffer = world.guarded(lambda: pinned(dtype.itemsize * elements), _MAKING)
+    buffer: PinnedBuffer = world.attempt(lambda: pinned(dtype.itemsize * elements), _MAKING)
     return buffer
 
 
@@ -174,7 +174,7 @@ class HierarchicalReduction:
             )
 
         try:
-            world.guarded(make, _MAKING)
+            world.attempt(make, _MAKING)
         except HaloxError as error:
             if self._within is not None:
                 self._within.close()
@@ -186,7 +186,7 @@ class HierarchicalReduction:
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine the ranks' arrays."""
-        self._world.agree(error, _DOING)
+        self._world.attempt(raising(error), _DOING)
         if self._within is not None:
             self._within.reduce(source, target, stream, None)
             source = target
@@ -263,7 +263,7 @@ def begin_making(context: Context, device: int, step: str, why_no_capture: str) 
         cupy().cuda.Device(device).synchronize()
         return arena
 
-    arena: DeviceArena = context.world.guarded(begin, step)
+    arena: DeviceArena = context.world.attempt(begin, step)
     # The GPUs of all ranks were idle before the first rank returned from `guarded`.
     arena.reclaim()
     return context.find_gpus()
@@ -393,9 +393,9 @@ def _across_nodes_by_nccl(
 
     within: _NodeReduction | None = None
     try:
-        is_able = world.guarded(check_kernels, _MAKING)
-        if world.reduce(None, _MAKING, [not is_able])[0] == [0]:
-            within = world.guarded(make, _MAKING)
+        _, (unable,) = world.total(lambda: (None, [not check_kernels()]), _MAKING)
+        if not unable:
+            within = world.attempt(make, _MAKING)
             return NcclHierarchicalReduction(
                 *(context, nccl_of(context), op, dtype, elements),
                 lambda count: ArrayKernels(dtype, op, count, device),

@@ -47,7 +47,7 @@ from halox.collectives.operations import (
 )
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.decomposition import Parity
-from halox.errors import DeviceError, FieldError, HaloxError
+from halox.errors import DeviceError, FieldError, HaloxError, raising
 from halox.runtime.arrays import Described, DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
@@ -174,7 +174,7 @@ class DeviceReductions(HostArrays):
     def _refuse_making(self, name: str, error: Exception) -> None:
         """Raise an error of this rank on all ranks, while they make a reduction."""
         self._world.begin(name)
-        self._world.agree(error, _DOING)
+        self._world.attempt(raising(error), _DOING)
 
     def _make(
         self, name: str, dtypes: Sequence[DType], parity: Parity | None
@@ -209,7 +209,7 @@ class DeviceReductions(HostArrays):
             _DOING,
             f"and this is the first {call} of a {what}; take it once before the capture",
         )
-        world.compare(mine, _DOING)
+        world.attempt(lambda: (None, mine), _DOING, alike=True)
         return why_no_kernels(world, topology) is None and world.size <= MOST_RANKS
 
     def expressions(self, request: Request, key: Hashable) -> Any:
@@ -271,9 +271,8 @@ class DeviceReductions(HostArrays):
             reduction = self.arrays.reductions.get(signature)
             if reduction is None:
                 self._world.begin("allreduce")
-                self._world.agree(None, _DOING)
                 mine = {"shape": described.shape, "dtype": str(described.dtype), "op": op}
-                self._world.compare(mine, _DOING)
+                self._world.attempt(lambda: (None, mine), _DOING, alike=True)
                 new = DeviceAllreduce(
                     self._context, self._device, described.shape, described.dtype, op
                 )
@@ -354,7 +353,7 @@ class TwoStepReduction:
                 return reduction, cupy().empty((), self._dtype)
 
             # Replays of captured calls write the rank's value again, so that it must not be a temporary.
-            self._cells, self._own = world.guarded(make, _DOING)
+            self._cells, self._own = world.attempt(make, _DOING)
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch, and combine; blocks if the allreduce blocks."""

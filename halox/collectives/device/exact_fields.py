@@ -74,7 +74,7 @@ class ExactReduction:
             return *steps, cupy().empty(words, "i8")
 
         # Replays of captured calls write the words again, so that they must not be a temporary.
-        self._cells, self._rounding, self._words = world.guarded(make, _MAKING)
+        self._cells, self._rounding, self._words = world.attempt(make, _MAKING)
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch; blocks if the allreduce blocks."""

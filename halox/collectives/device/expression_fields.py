@@ -66,7 +66,7 @@ class ExpressionReduction:
             return steps, [cupy().empty(count, dtype) for dtype, count in kinds]
 
         # Replays of captured calls write the values again, so that they must not be temporaries.
-        steps, self._values = world.guarded(make, _MAKING)
+        steps, self._values = world.attempt(make, _MAKING)
         self._kernel, self._rounding = steps[0], steps[-1] if is_exact else None
 
     def __call__(self, call: Typed, values: Sequence[Any], outs: Sequence[CupyArray]) -> None:

@@ -207,7 +207,7 @@ class _PlannedReduction:
             if self._failed[0] != refused:
                 raise self._error()
 
-        self._world.guarded(check, _RESUMING)
+        self._world.attempt(check, _RESUMING)
         self._failure.clear()
 
     def _error(self) -> HaloxError:

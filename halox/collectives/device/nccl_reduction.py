@@ -185,7 +185,7 @@ class NcclHierarchicalReduction:
             return arena.allocate(own + nodes * slot + 8 * len(receives)), piece
 
         # Allocate on all ranks or on none, before the ranks connect.
-        self._block, self._piece = world.guarded(make, _MAKING)
+        self._block, self._piece = world.attempt(make, _MAKING)
         begin = int(arena.pointer(self._block.place))
         self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
@@ -218,7 +218,7 @@ class NcclHierarchicalReduction:
 
         try:
             name = ranks.connect(world, targets, sources)
-            world.guarded(mark, _MAKING)
+            world.attempt(mark, _MAKING)
         except Exception:
             for watch in watches:
                 watch.close()
@@ -275,7 +275,7 @@ class NcclHierarchicalReduction:
                     "before the capture"
                 )
 
-        self._world.guarded(check, "a reduction after one that was refused")
+        self._world.attempt(check, "a reduction after one that was refused")
         self._has_refused = False
 
     def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:

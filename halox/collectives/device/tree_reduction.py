@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Self
 
 from halox.collectives.operations import element, find_operation
-from halox.errors import HaloxError
+from halox.errors import HaloxError, raising
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import DType
@@ -207,7 +207,7 @@ class TreeReduction:
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Agree that all ranks take part, and put a call on the current stream."""
-        self._world.agree(error, _REDUCING)
+        self._world.attempt(raising(error), _REDUCING)
         self(source, target)
 
     def __call__(self, source: int, target: int) -> None:
@@ -245,7 +245,7 @@ class TreeReduction:
             return
         self._order.synchronize()
         # Other ranks may still be copying rank 0's total.
-        self._world.gather(None, "the closing of a reduction")
+        self._world.attempt(raising(None), "the closing of a reduction")
         self._link.close()
         self.abandon()
 

@@ -20,9 +20,10 @@ import numpy as np
 from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
 from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
+from halox.errors import raising
 from halox.runtime.arrays import Array, DType
-from halox.runtime.communicator import UNFINISHED
 from halox.runtime.context import Context
+from halox.runtime.finalizing import keep
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class HostAlgorithm:
             return None if is_done else OrderedReduction(comm, world.wait_all, *what)
 
         self._operation = operation
-        self._shared, self._ordered = shared, world.guarded(make, _MAKING)
+        self._shared, self._ordered = shared, world.attempt(make, _MAKING)
         carries_errors = self._ordered is None or self._ordered.carries_errors
         self._agrees_first = world.size > 1 and (by_node or not carries_errors)
         self._leaders = Leaders(world, *what) if by_node and world.size > 1 else None
@@ -62,15 +63,15 @@ class HostAlgorithm:
         """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         try:
             if self._agrees_first:
-                self._world.agree(error, _DOING)
+                self._world.attempt(raising(error), _DOING)
             if self._shared is not None:
                 moves = None if source is None or target is None else HostMoves(source, target)
                 self._shared.reduce(moves, error)
             elif self._ordered is not None:
                 if not self._ordered(source, target):
-                    self._world.agree(error, _DOING)
+                    self._world.attempt(raising(error), _DOING)
             elif source is None or target is None:
-                self._world.agree(error, _DOING)
+                self._world.attempt(raising(error), _DOING)
             else:  # the only rank
                 self._operation.fold(target, [source])
             if self._leaders is not None:
@@ -78,7 +79,7 @@ class HostAlgorithm:
                 self._leaders.combine(target)
         except BaseException:
             if error is None:
-                UNFINISHED.extend([self, source, target])
+                keep(self, source, target)
             raise
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class Leaders:
         self._world = world
         self.is_one = world.node_rank == 0  # whether this rank is the first rank of its node
         # The order of the nodes is the order of their first ranks.
-        world.gather(None, _MAKING)
+        world.attempt(raising(None), _MAKING)
         color = 0 if self.is_one else world.mpi.UNDEFINED
         comm = cast("MPI.Intracomm", world.comm.Split(color, world.rank))
         self._comm: MPI.Intracomm | None = comm

@@ -16,7 +16,7 @@ import numpy as np
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.host.host_algorithms import HostAlgorithm
 from halox.collectives.operations import QUIET, ReproducibleSum, check_out, find_operation
-from halox.errors import MismatchError, as_halox_error
+from halox.errors import MismatchError, as_halox_error, raising
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gathered_values import MOST_BYTES, Gathered, GatheredValues, aligned
@@ -245,7 +245,7 @@ class HostAllreduce(ArrayReduction):
 
     def _raise_mismatch(self) -> NoReturn:
         """Raise on all ranks: their arguments differ."""
-        signatures = self._context.world.gather(self._signature, DOING)
+        _, signatures = self._context.world.gather(lambda: (None, self._signature), DOING)
         rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
         part = int(signatures[rank][1] != signatures[0][1])
         raise MismatchError(
@@ -256,7 +256,7 @@ class HostAllreduce(ArrayReduction):
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
         if self._large is None or self._compares:
-            self._context.world.agree(error, DOING)
+            self._context.world.attempt(raising(error), DOING)
         else:
             self._large.reduce(None, None, error)
 

@@ -26,7 +26,7 @@ from halox.collectives.operations import (
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
-from halox.errors import FieldError, HaloxError, as_halox_error
+from halox.errors import FieldError, HaloxError, as_halox_error, raising
 from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.context import Context
 from halox.runtime.gathered_values import GatheredValues
@@ -118,7 +118,9 @@ class HostFieldReduction:
             self.refuse(as_halox_error(caught, _REDUCING))
         values = self._values.gather(mine, _REDUCING)
         if values is None:
-            self._world.compare({"the field reduced": self._shown}, _REDUCING)
+            self._world.attempt(
+                lambda: (None, {"the field reduced": self._shown}), _REDUCING, alike=True
+            )
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
         return self._delivered(self._of_ranks(values.each), out)
 
@@ -143,7 +145,7 @@ class HostFieldReduction:
 
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
-        self._world.agree(error, _REDUCING)
+        self._world.attempt(raising(error), _REDUCING)
 
     def close(self) -> None:
         """Do nothing: this object holds no memory."""
@@ -207,7 +209,7 @@ class HostArrays:
                         self._context, host.shape, host.dtype, op, compares=True
                     )
             except Exception as caught:
-                self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
+                self._world.attempt(raising(as_halox_error(caught, _COMBINING)), _COMBINING)
             result = reduction(host, out)
             if is_new:  # on all ranks, since the call has compared the signature
                 self.arrays.add(signature, reduction)  # may close the latest one
@@ -220,7 +222,7 @@ class HostArrays:
         """Raise the error of a call's argument, on all ranks if the host takes part; collective."""
         with self._world.guard:
             self._world.begin(name)
-            self._world.agree(error, _REDUCING)
+            self._world.attempt(raising(error), _REDUCING)
         raise error
 
     def close(self) -> None:
@@ -258,7 +260,7 @@ class HostReductions(HostArrays):
                     check_out(describe(out, "out"), None, reduction.dtype)
                 views = [each.view() for each in cells]
             except Exception as error:
-                self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
+                self._world.attempt(raising(as_halox_error(error, _REDUCING)), _REDUCING)
                 raise
             result = reduction(views, out)
         self.fields.prepare(name, fields, out, lambda: reduction.bind(cells))
@@ -282,7 +284,7 @@ class HostReductions(HostArrays):
                     check_out(describe(out, "out"), None, dtype)
                 views = [each.view() for each in call.cells]
             except Exception as error:
-                self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
+                self._world.attempt(raising(as_halox_error(error, _REDUCING)), _REDUCING)
                 raise
             results = found((views, values), request.outs or None)
         reduction: Any = found

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from halox.collectives.operations import Operation
-from halox.errors import ExchangeTimeoutError, HaloxError
+from halox.errors import ExchangeTimeoutError, HaloxError, raising
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import Array, DType
 from halox.runtime.segments import Block
@@ -157,7 +157,7 @@ class SharedReduction:
             except Exception as caught:
                 error = caught
         if not self._synchronize(error is None):
-            self._world.agree(error, _DOING)
+            self._world.attempt(raising(error), _DOING)
         assert moves is not None
         if self._is_small:
             self._operation.fold(self._total, self._slots[slot])
@@ -240,7 +240,7 @@ def make_shared_reduction(
     reduction = SharedReduction(world, arena, block, operation, dtype, elements, longest)
     if page_locked:
         try:
-            world.guarded(lambda: [arena.device_pointer(b) for b in reduction.moved], _MAKING)
+            world.attempt(lambda: [arena.device_pointer(b) for b in reduction.moved], _MAKING)
         except ExchangeTimeoutError:
             raise
         except HaloxError:  # on all ranks

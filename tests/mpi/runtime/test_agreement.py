@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, HaloxError, MismatchError, raising
 from halox.runtime.handshake import handshake
 from halox.runtime.status import MOST_NUMBERS, SLOT_BYTES
 from halox.runtime.world import World
@@ -40,21 +40,34 @@ def test_places_of_ranks(comm: MPI.Intracomm, world: World) -> None:
     assert world.machine_rank == comm.rank
 
 
+def gathered(world: World, mine: object) -> list[object]:
+    return [*world.gather(lambda: (None, mine), STEP)[1]]
+
+
+def total(world: World, *numbers: int) -> list[int]:
+    return world.total(lambda: (None, numbers), STEP)[1]
+
+
 def test_objects_of_any_size(world: World) -> None:
     for size in (0, 1, 200, SLOT_BYTES, SLOT_BYTES + 1, 100_000):
         each = [bytes([rank]) * (size * (rank + 1)) for rank in range(world.size)]
-        assert world.gather(each[world.rank], STEP) == each
-        assert world.gather(None, STEP) == [None] * world.size
+        assert gathered(world, each[world.rank]) == each
+        assert gathered(world, None) == [None] * world.size
 
 
-def test_sums_beside_equal_objects(comm: MPI.Intracomm, world: World) -> None:
-    """The objects of the other ranks are then not returned, so that the cost does not grow with the ranks."""
+def test_sums(comm: MPI.Intracomm, world: World) -> None:
     numbers = [1, comm.rank, -(2**40) * comm.rank, 2**62]
     sums = [comm.allreduce(number) for number in numbers]
     sums[3] = (sums[3] + 2**63) % 2**64 - 2**63  # as 64 bits hold it
     for count in range(MOST_NUMBERS + 1):
-        for alike in (None, "text", ("a", 1, None), "x" * 2 * SLOT_BYTES):
-            assert world.reduce(alike, STEP, numbers[:count]) == (sums[:count], None)
+        assert total(world, *numbers[:count]) == sums[:count]
+
+
+def test_equal_objects(world: World) -> None:
+    """The objects of the other ranks are then not read, so that the cost does not grow with the ranks."""
+    for alike in (None, "text", ("a", 1, None), "x" * 2 * SLOT_BYTES):
+        _, records = world.gather(lambda: (None, alike), STEP)  # noqa: B023
+        assert [*records.distinct] == [alike] and [*records] == [alike] * world.size
 
 
 @pytest.mark.parametrize("length", [1, 300, SLOT_BYTES + 1])
@@ -64,39 +77,44 @@ def test_objects_of_which_one_differs(length: int, world: World) -> None:
     odd = world.size - 1
     mine = ("y" if world.rank == odd else "x") * length
     wanted = ["x" * length] * odd + ["y" * length]
-    total = sum(range(world.size))
     for _ in range(3):
-        assert world.reduce(mine, STEP, [world.rank]) == ([total], wanted)
-        assert world.reduce(None if world.rank else mine, STEP)[1] == ["x" * length] + [None] * odd
-        assert world.gather(mine, STEP) == wanted
+        assert gathered(world, mine) == wanted
+        assert gathered(world, None if world.rank else mine) == ["x" * length] + [None] * odd
 
 
 @pytest.mark.parametrize("text", ["wrong here; mend it", "x" * 9000])
-def test_an_error_of_one_rank(text: str, comm: MPI.Intracomm, world: World) -> None:
-    wrong = HaloxError(text) if comm.rank == comm.size // 2 else None
+@pytest.mark.parametrize("of_all", [False, True])
+def test_an_error(text: str, of_all: bool, comm: MPI.Intracomm, world: World) -> None:
+    wrong = HaloxError(text) if of_all or comm.rank == comm.size // 2 else None
+
+    def build(result: Any) -> Any:
+        raising(wrong)()
+        return None, result
+
     for call in (
-        lambda: world.reduce("alike", STEP, [1], wrong),
-        lambda: world.agree(wrong, STEP),
-        lambda: world.gather("mine", STEP, wrong),
+        lambda: world.total(lambda: build([1]), STEP),
+        lambda: world.attempt(raising(wrong), STEP),
+        lambda: world.attempt(lambda: build({"a": 1}), STEP, alike=True),
+        lambda: world.gather(lambda: build("mine"), STEP),
     ):
         raised_by_all(comm, HaloxError, text, call)
-    assert world.reduce("alike", STEP, [1]) == ([comm.size], None)
+    assert total(world, 1) == [comm.size]
 
 
 def test_errors_of_many_ranks_are_told_in_short(comm: MPI.Intracomm, world: World) -> None:
     with pytest.raises(HaloxError) as caught:
-        world.agree(ValueError(f"mine is {comm.rank}"), STEP)
+        world.attempt(raising(ValueError(f"mine is {comm.rank}")), STEP)
     assert str(caught.value).count("mine is") == min(comm.size, 3)
 
 
 def test_ranks_in_different_calls(comm: MPI.Intracomm, world: World) -> None:
-    """Also where some ranks gather, and the other ranks reduce."""
+    """Also where some ranks gather, and the other ranks sum numbers."""
     for gathers in (0, 1) if comm.size > 1 else ():
         is_first = comm.rank == 0
         world.begin("sum" if is_first else "max")
-        step = world.gather if is_first == gathers else world.reduce
-        raised_by_all(comm, MismatchError, "rank 0: sum", lambda: step("alike", STEP))  # noqa: B023
-        assert world.reduce("alike", STEP, [1]) == ([comm.size], None)
+        step = gathered if is_first == gathers else total
+        raised_by_all(comm, MismatchError, "rank 0: sum", lambda: step(world, 1))  # noqa: B023
+        assert total(world, 1) == [comm.size]
 
 
 @pytest.mark.ranks(2, 3)
