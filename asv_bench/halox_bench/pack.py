@@ -83,8 +83,8 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
     case, datatype = given.case, given.case.datatype()
     if case.slab_bytes > _MOST_HOST_BYTES or (given.to == "host" and len(args.to) > 1):
         return []  # too large, or the same as to the device
-    slab, packed = filled(case.slab_bytes), np.empty(case.payload, np.uint8)
-    wanted = packed_bytes(case, slab)
+    slab: Bytes = filled(case.slab_bytes)
+    packed, wanted = np.empty(case.payload, np.uint8), packed_bytes(case, slab)
 
     def check(method: Method, call: Call) -> int:
         if not given.unpack:

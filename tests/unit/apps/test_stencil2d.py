@@ -57,6 +57,30 @@ def test_device_kernel_as_cpp_equals_numpy(dtype: str) -> None:
 
 
 class TestProblem:
+    def test_weak_scaling_repeats_the_local_values(self) -> None:
+        problem = Problem.make((3, 4), (2, 2), 1, strong=False)
+        assert problem.grid_shape == (6, 8)
+        assert problem.blocks == ((3, 3), (4, 4))
+        tile = np.outer(np.arange(3), np.arange(4))
+        assert np.array_equal(problem.initial(), np.tile(tile, (2, 2)))
+        assert np.array_equal(problem.initial((slice(3, 6), slice(0, 4))), tile)
+        assert not problem.is_original
+
+    def test_strong_scaling_counts_through(self) -> None:
+        problem = Problem.make((7, 5), (2, 3), 1, strong=True)
+        assert problem.blocks == ((4, 3), (2, 2, 1))
+        assert np.array_equal(problem.initial(), np.outer(np.arange(7), np.arange(5)))
+        assert problem.is_original
+
+    def test_wide_halo_adds_margins_at_the_outside(self) -> None:
+        problem = Problem.make((5, 6), (2, 1), 3, strong=False)
+        assert problem.blocks == ((7, 7), (10,))
+        assert problem.grid_shape == (14, 10)
+        start = problem.initial()
+        assert np.array_equal(start[2:7, 2:8], np.outer(np.arange(5), np.arange(6)))
+        assert not start[:2].any() and not start[-2:].any()
+        assert not start[:, :2].any() and not start[:, -2:].any()
+
     def test_flops_follow_the_original_rule(self) -> None:
         # Each rank has (rows + 2h - 2) * (cols + 2h - 2) points, with 11 operations per point.
         assert (
@@ -67,6 +91,14 @@ class TestProblem:
 
 
 class TestVerification:
+    def test_sine_transform_is_its_definition(self) -> None:
+        n, lines = 7, 300_000  # several chunks of lines
+        k = np.arange(1, n + 1)
+        matrix = np.sqrt(2 / (n + 1)) * np.sin(np.pi * np.outer(k, k) / (n + 1))
+        values = np.random.default_rng(5).random((lines, n))
+        np.testing.assert_allclose(verification.sine_transform(values, 1), values @ matrix)
+        np.testing.assert_allclose(verification.sine_transform(values.T, 0), matrix @ values.T)
+
     @pytest.mark.parametrize("steps", [1, *support.full(10, 100)])
     def test_reference_numbers(self, steps: int) -> None:
         """tests/mpi/test_stencil2d.py compares those of 100 steps."""
