@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
@@ -20,14 +20,19 @@ StreamLike = Stream | int | None
 """A stream, its address, or None for CuPy's current stream."""
 
 
+Base: TypeAlias = tuple[Any, int, int]
+"""A list or an array of ctypes, the index of an array's shift in it, and the number of that array."""
+
+
 class Launchable(Protocol):
     """Work that can be enqueued on a stream any number of times."""
 
     def launch(self, stream: StreamLike = None) -> None:
         """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block."""
 
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the arrays for all later launches: array n is ``shifts[n]`` bytes, modulo 2**64, from its first place.
+    @property
+    def bases(self) -> Sequence[Base]:
+        """Where the shifts of the arrays are set, for all later launches: in bytes, modulo 2**64.
 
         The shifts must be multiples of the longest word for which the work was made.
         """

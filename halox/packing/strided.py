@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
+from halox.packing.device_packer import Base, DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import BASES, StridedPlan, plan
@@ -69,13 +69,11 @@ class StridedPacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why the packer cannot pack the items, or None if it can."""
         if paired(0, datatype, count, 0) is None:
             return f"its blocks form more than {MAX_PARTS} regular parts"
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory."""
         bits = (array | packed) & 15
         launch = self._packs.get(bits)
         if launch is None:
@@ -83,7 +81,6 @@ class StridedPacker(DevicePacker):
         launch.launch_with(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to the places of the items."""
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
@@ -116,17 +113,14 @@ class StridedLaunches:
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches."""
         return len(self._launches)
 
     def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the launches; see :class:`~halox.packing.device_packer.Launchable`."""
         self.at(stream_pointer(stream))
 
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the arrays; see :class:`~halox.packing.device_packer.Launchable`."""
-        for launch in self._launches:
-            launch.shift(shifts)
+    @property
+    def bases(self) -> list[Base]:
+        return [base for launch in self._launches for base in launch.bases]
 
     def _launch_all(self, stream: int) -> None:
         for launch in self._launches:
@@ -242,8 +236,11 @@ class _Launch:
         defines: tuple[tuple[str, str], ...] = (),
         mark: Mark | None = None,
     ) -> None:
-        self.nbytes, self._arrays = planned.nbytes, planned.arrays
+        self.nbytes = planned.nbytes
         self._bases = (ctypes.c_uint64 * BASES)()
+        self.bases: list[Base] = [
+            (self._bases, base, array) for base, array in enumerate(planned.arrays, 1)
+        ]
         self._lock = Lock()
         self.at: Callable[[int], None] = _nothing
         """Function that enqueues the launch, given a stream's address."""
@@ -267,11 +264,6 @@ class _Launch:
             more=mark.arguments if mark else (),
             bases=self._bases,
         ).launch
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Add to the addresses of each array, in all later launches, the shift of its number, modulo 2**64."""
-        for base, array in enumerate(self._arrays, 1):
-            self._bases[base] = shifts[array]
 
     def launch_with(self, stream: int, array: int, packed: int) -> None:
         """Launch a packing or an unpacking with these addresses; thread-safe."""

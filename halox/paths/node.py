@@ -136,7 +136,6 @@ class NodeLink:
         )
 
     def _word(self, place: HostPlace, number: int) -> memoryview:
-        """Return a flag of a block."""
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
     def _base(self, place: HostPlace, number: int) -> int:
@@ -171,7 +170,6 @@ class NodeLink:
         return record.place.at(messages_at + slot * record.slot_bytes + record.offsets[key])
 
     def close(self) -> None:
-        """Release the block; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None

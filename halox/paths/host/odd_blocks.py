@@ -59,7 +59,6 @@ class OddBlocks:
                 weakref.finalize(self, free, mpi, datatype).atexit = False
 
     def __bool__(self) -> bool:
-        """Whether MPI copies any of the parts."""
         return any(datatype is not None for datatype in self._types)
 
     def calls(
@@ -108,7 +107,6 @@ def _word(place: PartView) -> int:
 
 
 def _span(place: PartView) -> int:
-    """Return the bytes from the first byte of the blocks to the last."""
     _, shape, dtype, _, strides = place
     return dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
 

@@ -139,7 +139,6 @@ class HostChannel(Channel):
         self.bind(self.views([array.memory for array in arrays]))
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
-        """Return the moves between other arrays and the buffers."""
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         if self._odd is not None:
             out, into = self._odd
@@ -158,11 +157,9 @@ class HostChannel(Channel):
         return _Views(packs, clear, unpacks)
 
     def bind(self, views: _Views) -> None:
-        """Use the arrays of these views."""
         self._views = views
 
     def start(self) -> None:
-        """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
         if self._calls:
@@ -176,7 +173,6 @@ class HostChannel(Channel):
         self._buffers.post(epoch)
 
     def finish(self) -> None:
-        """Wait for the incoming messages and unpack them."""
         epoch = self._epoch
         self._buffers.collect(epoch)
         if self._calls:
@@ -187,12 +183,10 @@ class HostChannel(Channel):
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the buffers, and drop the arrays."""
         self._views, self._calls = _Views([], [], []), []
         self._buffers.close()
 
     def free(self) -> None:
-        """Free the buffers."""
         self._buffers.free()
 
 
