@@ -269,6 +269,6 @@ class _Launch:
         """Launch a packing or an unpacking with these addresses; thread-safe."""
         bases = self._bases
         with self._lock:
-            bases[1 + _ARRAY] = array
-            bases[1 + _PACKED] = packed
+            bases[1] = array  # base n + 1 is that of array n
+            bases[2] = packed
             self.at(stream)

@@ -16,6 +16,7 @@ from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
     from halox.packing.device import Launches
+    from halox.packing.device_packer import Base
     from halox.runtime.gpu.marks import Mark
 
 WORD = 16
@@ -30,8 +31,8 @@ Make: TypeAlias = "Callable[[int], Sequence[Launches]]"
 Calls: TypeAlias = "Sequence[Callable[[int], None]]"
 """Launch functions of a stream's address, by stage."""
 
-View: TypeAlias = "tuple[Calls, Sequence[tuple[Any, int, int]]]"
-"""Calls for some arrays, and the bases to set before them: a list, an index in it, and a value."""
+View: TypeAlias = "tuple[Calls, Sequence[Base]]"
+"""Calls for some arrays, and the bases to set before them: a list, an index in it, and the shift."""
 
 
 class ArrayLaunches:
@@ -47,7 +48,8 @@ class ArrayLaunches:
         self._home = [array.pointer for array in job.arrays]
         self._arrays = sorted({*arrays})
         self._make = make
-        self._by_word: dict[int, Sequence[Launches]] = {}
+        # By the longest word: launches, which own the memory that the calls need, their calls, and their bases.
+        self._by_word: dict[int, tuple[Sequence[Launches], Calls, Sequence[Base]]] = {}
         self.bind(self.view(self._home))
 
     def view(self, pointers: Sequence[int]) -> View:
@@ -60,13 +62,14 @@ class ArrayLaunches:
         for array in self._arrays:
             bits |= shifts[array]
         word = bits & -bits
-        launches = self._by_word.get(word)
-        if launches is None:
+        if word not in self._by_word:
             if self._by_word:
                 check_no_capture()
-            launches = self._by_word[word] = self._make(word)
-        bases = [base for stage in launches for base in stage.bases]
-        return [stage.at for stage in launches], [(of, n, shifts[array]) for of, n, array in bases]
+            stages = self._make(word)
+            found = [stage.at for stage in stages], [b for stage in stages for b in stage.bases]
+            self._by_word[word] = stages, *found
+        _, calls, bases = self._by_word[word]
+        return calls, [(of, n, shifts[array]) for of, n, array in bases]
 
     def bind(self, view: View) -> None:
         self.stages, bases = view
