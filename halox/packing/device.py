@@ -9,7 +9,7 @@ by multiples of ``word`` bytes, the longest word of the tables that the ``launch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,12 +17,12 @@ import numpy as np
 
 from halox.errors import DatatypeError
 from halox.packing.device_arrays import device_array
-from halox.packing.device_packer import Base, Launchable, StreamLike
+from halox.packing.device_packer import Base, Launchable, Launches, StreamLike
 from halox.packing.refine import Copy, Side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
-from halox.runtime.gpu.cuda import cupy, stream_pointer
+from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 
 if TYPE_CHECKING:
@@ -48,26 +48,6 @@ offset from this address."""
 _Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
 """Copies that add, and the dtype of their elements."""
 _MOST_ADDED_PARTS = 1 << 20
-
-
-class Launches:
-    """Several launches, in order on one stream, and the memory that they need."""
-
-    def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
-        self._parts = tuple(parts)
-        self._keep = tuple(keep)
-        only = self._parts[0] if len(self._parts) == 1 else None
-        self.at: Callable[[int], None] = getattr(only, "at", self.launch)
-        """:meth:`launch` with a stream's address."""
-
-    def launch(self, stream: StreamLike = None) -> None:
-        pointer = stream_pointer(stream)
-        for part in self._parts:
-            part.launch(pointer)
-
-    @property
-    def bases(self) -> list[Base]:
-        return [base for part in self._parts for base in part.bases]
 
 
 class _Irregular:

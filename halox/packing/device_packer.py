@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
+from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch, check_max_blocks
 from halox.runtime.gpu.streams import Stream
 
@@ -36,6 +37,26 @@ class Launchable(Protocol):
 
         The shifts must be multiples of the longest word for which the work was made.
         """
+
+
+class Launches:
+    """Several launches, in order on one stream, and the memory that they need."""
+
+    def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
+        self._parts = tuple(parts)
+        self._keep = tuple(keep)
+        only = self._parts[0] if len(self._parts) == 1 else None
+        self.at: Callable[[int], None] = getattr(only, "at", self.launch)
+        """:meth:`launch` with a stream's address."""
+
+    def launch(self, stream: StreamLike = None) -> None:
+        pointer = stream_pointer(stream)
+        for part in self._parts:
+            part.launch(pointer)
+
+    @property
+    def bases(self) -> list[Base]:
+        return [base for part in self._parts for base in part.bases]
 
 
 class DevicePacker(ABC):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import Base, DevicePacker, StreamLike, table_launch
+from halox.packing.device_packer import Base, DevicePacker, Launches, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import BASES, StridedPlan, plan
@@ -96,39 +96,12 @@ class StridedPacker(DevicePacker):
         return _Launch("strided_copy", planned, self.device)
 
 
-class StridedLaunches:
-    """Launches of a strided kernel, in order, one for every 15 arrays of the copies.
+class StridedCopy(Launches):
+    """Strided copies in one kernel launch for every 15 arrays.
 
     All addresses must be valid on the GPU: in its own memory, in a peer's memory, or in mapped host memory. The caller
     must keep this memory alive. Tables that are too large for a launch's parameters are uploaded, which waits: the
     constructor must not be called while a stream is being captured.
-    """
-
-    def __init__(self, launches: Sequence[_Launch]) -> None:
-        self._launches = launches
-        self.nbytes = sum(launch.nbytes for launch in launches)
-        """Bytes that a launch moves."""
-        self.at: Callable[[int], None] = launches[0].at if len(launches) == 1 else self._launch_all
-        """:meth:`launch` with a stream's address."""
-
-    @property
-    def launches(self) -> int:
-        return len(self._launches)
-
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
-
-    @property
-    def bases(self) -> list[Base]:
-        return [base for launch in self._launches for base in launch.bases]
-
-    def _launch_all(self, stream: int) -> None:
-        for launch in self._launches:
-            launch.at(stream)
-
-
-class StridedCopy(StridedLaunches):
-    """Strided copies in one kernel launch for every 15 arrays; see `StridedLaunches`.
 
     Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. The first launch leaves
     ``mark`` when it starts, unless there is nothing to copy. Shifts must be multiples of ``max_word``.
@@ -151,10 +124,12 @@ class StridedCopy(StridedLaunches):
                 launches.append(_Launch("strided_copy", planned, device, mark=mark))
                 mark = None
         super().__init__(launches)
+        self.nbytes = sum(launch.nbytes for launch in launches)
+        """Bytes that a launch moves."""
 
 
-class StridedAdd(StridedLaunches):
-    """Strided additions, ``target += source`` element by element; see `StridedLaunches`.
+class StridedAdd(Launches):
+    """Strided additions, ``target += source`` element by element; otherwise see `StridedCopy`.
 
     Elements are floating-point numbers of 2, 4 or 8 bytes, complex numbers of 8 or 16 bytes, or integers.
     Overlapping targets are added in the given order, in consecutive launches, so equal inputs give equal
@@ -173,13 +148,12 @@ class StridedAdd(StridedLaunches):
             for group in _groups(together)
         ]
         defines = (("ELEMENT", element),)
-        super().__init__(
-            [
-                _Launch("strided_add", planned, device, defines)
-                for planned in plans
-                if planned.chunks
-            ]
-        )
+        launches = [
+            _Launch("strided_add", planned, device, defines) for planned in plans if planned.chunks
+        ]
+        super().__init__(launches)
+        self.launches = len(launches)
+        self.nbytes = sum(launch.nbytes for launch in launches)
 
 
 def _groups(copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:
@@ -264,6 +238,9 @@ class _Launch:
             more=mark.arguments if mark else (),
             bases=self._bases,
         ).launch
+
+    def launch(self, stream: StreamLike = None) -> None:
+        self.at(stream_pointer(stream))
 
     def launch_with(self, stream: int, array: int, packed: int) -> None:
         """Launch a packing or an unpacking with these addresses; thread-safe."""

@@ -15,8 +15,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device import Launches
-    from halox.packing.device_packer import Base
+    from halox.packing.device_packer import Base, Launches
     from halox.runtime.gpu.marks import Mark
 
 WORD = 16

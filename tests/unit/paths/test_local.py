@@ -104,7 +104,7 @@ class OnCpu:
             OnCpu.launches += 1
             run(name, planned, defines, shifts=self._shifts)
 
-        self.at = at
+        self.at = self.launch = at
 
 
 @pytest.fixture
