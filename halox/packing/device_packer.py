@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from halox.errors import DatatypeError
@@ -46,17 +47,20 @@ class Launches:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
         only = self._parts[0] if len(self._parts) == 1 else None
-        self.at: Callable[[int], None] = getattr(only, "at", self.launch)
+        self.at: Callable[[int], None] = getattr(only, "at", partial(_launch_all, self._parts))
         """:meth:`launch` with a stream's address."""
 
     def launch(self, stream: StreamLike = None) -> None:
-        pointer = stream_pointer(stream)
-        for part in self._parts:
-            part.launch(pointer)
+        self.at(stream_pointer(stream))
 
     @property
     def bases(self) -> list[Base]:
         return [base for part in self._parts for base in part.bases]
+
+
+def _launch_all(parts: Sequence[Launchable], stream: int) -> None:
+    for part in parts:
+        part.launch(stream)
 
 
 class DevicePacker(ABC):
