@@ -3,13 +3,13 @@
 The paths call the ``launch_*`` functions when a plan is made; exchanges then only run the launches. One kernel packs or
 unpacks the parts of all strided datatypes, and a second kernel the irregular datatypes of an array.
 
-The arrays of endpoints have numbers, by which `Launches.shift` moves the launches to other arrays of the same layouts:
-by multiples of ``max_word`` bytes, which the ``launch_*`` functions take as the longest word of the tables.
+The arrays of endpoints have numbers, by which `Launches.bases` say how to move to other arrays of the same layouts:
+by multiples of ``word`` bytes, the longest word of the tables that the ``launch_*`` functions make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from halox.errors import DatatypeError
 from halox.packing.device_arrays import device_array
-from halox.packing.device_packer import Launchable, StreamLike
+from halox.packing.device_packer import Base, Launchable, Launches, StreamLike
 from halox.packing.refine import Copy, Side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
@@ -51,57 +51,29 @@ _Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
 _MOST_ADDED_PARTS = 1 << 20
 
 
-class Launches:
-    """Several launches, in order on one stream, and the memory that they need."""
-
-    def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
-        self._parts = tuple(parts)
-        self._keep = tuple(keep)
-        only = self._parts[0] if len(self._parts) == 1 else None
-        self.at: Callable[[int], None] = getattr(only, "at", self.launch)
-        """:meth:`launch` with a stream's address."""
-
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue all launches; see :class:`~halox.packing.device_packer.Launchable`."""
-        pointer = stream_pointer(stream)
-        for part in self._parts:
-            part.launch(pointer)
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the arrays; see :class:`~halox.packing.device_packer.Launchable`."""
-        for part in self._parts:
-            part.shift(shifts)
-
-
 class _Irregular:
     """Launch for the irregular datatypes of one array, whose kernel takes the words that the addresses allow."""
 
     def __init__(self, moves: Sequence[Move], *, unpack: bool, device: int) -> None:
         parts = [(end.datatype, end.items, end.array.pointer, packed) for end, packed in moves]
         self._copy = WorkUnitsCopy(parts, unpack=unpack, device=device)
-        self._number, self._is_unpacking = moves[0][0].number, unpack
-        self._shift = 0
+        self._is_unpacking, self._shift = unpack, [0]
+        number = moves[0][0].number
+        self.bases: list[Base] = [] if number is None else [(self._shift, 0, number)]
 
     def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the copies."""
         if self._is_unpacking:
-            self._copy.launch(stream, target=self._shift)
+            self._copy.launch(stream, target=self._shift[0])
         else:
-            self._copy.launch(stream, source=self._shift)
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the array."""
-        if self._number is not None:
-            self._shift = shifts[self._number]
+            self._copy.launch(stream, source=self._shift[0])
 
 
 def launch_pack(
     moves: Sequence[Move],
     device: int,
+    word: int = 16,
     mark: Mark | None = None,
     pairs: Sequence[tuple[Endpoint, Endpoint]] = (),
-    *,
-    max_word: int = 16,
 ) -> Launches:
     """Return one launch that packs all strided endpoints, and launches that pack all irregular endpoints.
 
@@ -112,30 +84,21 @@ def launch_pack(
         Copy(a, b) for first, second in pairs if (a := _whole(first)) and (b := _whole(second))
     ]
     assert len(between) == len(pairs)
-    return _moving(moves, device, unpack=False, max_word=max_word, mark=mark, between=between)
+    return _moving(moves, device, word, unpack=False, mark=mark, between=between)
 
 
 def launch_unpack(
-    moves: Sequence[Move],
-    device: int,
-    mark: Mark | None = None,
-    *,
-    max_word: int = 16,
+    moves: Sequence[Move], device: int, word: int = 16, mark: Mark | None = None
 ) -> Launches:
     """Return one launch that unpacks all strided endpoints, and launches that unpack all irregular endpoints.
 
     The first launch leaves ``mark`` when it starts.
     """
-    return _moving(moves, device, unpack=True, max_word=max_word, mark=mark)
+    return _moving(moves, device, word, unpack=True, mark=mark)
 
 
 def fragment_launches(
-    moves: Sequence[FragmentedMove],
-    fragments: int,
-    device: int,
-    *,
-    unpack: bool,
-    max_word: int = 16,
+    moves: Sequence[FragmentedMove], fragments: int, device: int, word: int = 16, *, unpack: bool
 ) -> list[Launches]:
     """Return launches like :func:`launch_pack` or :func:`launch_unpack`, separately for each fragment.
 
@@ -152,30 +115,22 @@ def fragment_launches(
         for fragment, fragment_parts in zip(copies, parts, strict=True):
             fragment += fragment_parts
     return [
-        _launches(strided, others, device, unpack=unpack, max_word=max_word)
+        _launches(strided, others, device, word, unpack=unpack)
         for strided, others in zip(copies, irregular, strict=True)
     ]
 
 
 def launch_add(
-    moves: Sequence[Move],
-    device: int,
-    mark: Mark | None = None,
-    *,
-    max_word: int = 16,
+    moves: Sequence[Move], device: int, word: int = 16, mark: Mark | None = None
 ) -> Launches:
     """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes."""
     parts = [(_additions(*move), element_type(move[0])) for move in moves]
-    additions = _adding(parts, device, max_word)
+    additions = _adding(parts, device, word)
     return additions if mark is None else Launches([MarkLaunch(mark, device), additions])
 
 
 def launch_between(
-    pairs: Sequence[tuple[Endpoint, Endpoint]],
-    operation: str,
-    device: int,
-    *,
-    max_word: int = 16,
+    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int, word: int = 16
 ) -> Launches:
     """Return launches that copy or add the first endpoint of each pair to the second endpoint.
 
@@ -204,17 +159,17 @@ def launch_between(
             unpacking.append((target, packed))
     parts: list[Launchable] = []
     if packing:
-        parts.append(launch_pack(packing, device, max_word=max_word))
+        parts.append(launch_pack(packing, device, word))
     if additions:
-        parts.append(_adding(additions, device, max_word))
+        parts.append(_adding(additions, device, word))
     if copies:
-        parts.append(StridedCopy(copies, device=device, max_word=max_word))
+        parts.append(StridedCopy(copies, device=device, max_word=word))
     if unpacking:
-        parts.append(launch_unpack(unpacking, device, max_word=max_word))
+        parts.append(launch_unpack(unpacking, device, word))
     return Launches(parts, keep=buffers)
 
 
-def launch_zeros(endpoints: Sequence[Endpoint], device: int, *, max_word: int = 16) -> Launches:
+def launch_zeros(endpoints: Sequence[Endpoint], device: int, word: int = 16) -> Launches:
     """Return launches that set endpoints to zero."""
     nbytes = max(end.datatype.size * end.items for end in endpoints)
     with cupy().cuda.Device(device):
@@ -222,7 +177,7 @@ def launch_zeros(endpoints: Sequence[Endpoint], device: int, *, max_word: int = 
         cupy().cuda.get_current_stream().synchronize()
     source = int(zeros.data.ptr)
     moves = [(endpoint, source) for endpoint in endpoints]
-    unpacking = launch_unpack(moves, device, max_word=max_word)
+    unpacking = launch_unpack(moves, device, word)
     return Launches([unpacking], keep=[zeros])
 
 
@@ -243,9 +198,9 @@ def check_bounds(array: object, datatype: Datatype, count: int) -> None:
 def _moving(
     moves: Sequence[Move],
     device: int,
+    word: int,
     *,
     unpack: bool,
-    max_word: int,
     mark: Mark | None = None,
     between: Sequence[Copy] = (),
 ) -> Launches:
@@ -258,21 +213,21 @@ def _moving(
             irregular.append((endpoint, packed))
         else:
             copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
-    return _launches(copies, irregular, device, unpack=unpack, max_word=max_word, mark=mark)
+    return _launches(copies, irregular, device, word, unpack=unpack, mark=mark)
 
 
 def _launches(
     copies: Sequence[Copy],
     irregular: Sequence[Move],
     device: int,
+    word: int,
     *,
     unpack: bool,
-    max_word: int,
     mark: Mark | None = None,
 ) -> Launches:
     parts: list[Launchable] = []
     if copies:
-        strided = StridedCopy(copies, device=device, mark=mark, max_word=max_word)
+        strided = StridedCopy(copies, device=device, mark=mark, max_word=word)
         parts.append(strided)
         if strided.nbytes:
             mark = None  # the kernel sets it
@@ -292,11 +247,11 @@ def _whole(endpoint: Endpoint) -> Side | None:
     return None if strided is None else Side(array.pointer, strided, number)
 
 
-def _adding(additions: Sequence[_Addition], device: int, max_word: int) -> Launches:
+def _adding(additions: Sequence[_Addition], device: int, word: int) -> Launches:
     parts = []
     for dtype, group in groupby(additions, key=lambda addition: addition[1]):
         copies = [copy for some, _ in group for copy in some]
-        parts.append(StridedAdd(copies, dtype, device=device, max_word=max_word))
+        parts.append(StridedAdd(copies, dtype, device=device, max_word=word))
     return Launches(parts)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
+from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch, check_max_blocks
 from halox.runtime.gpu.streams import Stream
 
@@ -20,17 +22,45 @@ StreamLike = Stream | int | None
 """A stream, its address, or None for CuPy's current stream."""
 
 
+Base: TypeAlias = tuple[Any, int, int]
+"""A list or an array of ctypes, the index of an array's shift in it, and the number of that array."""
+
+
 class Launchable(Protocol):
     """Work that can be enqueued on a stream any number of times."""
 
     def launch(self, stream: StreamLike = None) -> None:
         """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block."""
 
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the arrays for all later launches: array n is ``shifts[n]`` bytes, modulo 2**64, from its first place.
+    @property
+    def bases(self) -> Sequence[Base]:
+        """Where the shifts of the arrays are set, for all later launches: in bytes, modulo 2**64.
 
         The shifts must be multiples of the longest word for which the work was made.
         """
+
+
+class Launches:
+    """Several launches, in order on one stream, and the memory that they need."""
+
+    def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
+        self._parts = tuple(parts)
+        self._keep = tuple(keep)
+        only = self._parts[0] if len(self._parts) == 1 else None
+        self.at: Callable[[int], None] = getattr(only, "at", partial(_launch_all, self._parts))
+        """:meth:`launch` with a stream's address."""
+
+    def launch(self, stream: StreamLike = None) -> None:
+        self.at(stream_pointer(stream))
+
+    @property
+    def bases(self) -> list[Base]:
+        return [base for part in self._parts for base in part.bases]
+
+
+def _launch_all(parts: Sequence[Launchable], stream: int) -> None:
+    for part in parts:
+        part.launch(stream)
 
 
 class DevicePacker(ABC):

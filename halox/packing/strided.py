@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
+from halox.packing.device_packer import Base, DevicePacker, Launches, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import BASES, StridedPlan, plan
@@ -70,13 +70,11 @@ class StridedPacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why the packer cannot pack the items, or None if it can."""
         if paired(0, datatype, count, 0) is None:
             return f"its blocks form more than {MAX_PARTS} regular parts"
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory."""
         bits = (array | packed) & 15
         launch = self._packs.get(bits)
         if launch is None:
@@ -84,7 +82,6 @@ class StridedPacker(DevicePacker):
         launch.launch_with(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to the places of the items."""
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
@@ -100,42 +97,12 @@ class StridedPacker(DevicePacker):
         return _Launch("strided_copy", planned, self.device)
 
 
-class StridedLaunches:
-    """Launches of a strided kernel, in order, one for every 15 arrays of the copies.
+class StridedCopy(Launches):
+    """Strided copies in one kernel launch for every 15 arrays.
 
     All addresses must be valid on the GPU: in its own memory, in a peer's memory, or in mapped host memory. The caller
     must keep this memory alive. Tables that are too large for a launch's parameters are uploaded, which waits: the
     constructor must not be called while a stream is being captured.
-    """
-
-    def __init__(self, launches: Sequence[_Launch]) -> None:
-        self._launches = launches
-        self.nbytes = sum(launch.nbytes for launch in launches)
-        """Bytes that a launch moves."""
-        self.at: Callable[[int], None] = launches[0].at if len(launches) == 1 else self._launch_all
-        """:meth:`launch` with a stream's address."""
-
-    @property
-    def launches(self) -> int:
-        """Number of kernel launches."""
-        return len(self._launches)
-
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the launches; see :class:`~halox.packing.device_packer.Launchable`."""
-        self.at(stream_pointer(stream))
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Move the arrays; see :class:`~halox.packing.device_packer.Launchable`."""
-        for launch in self._launches:
-            launch.shift(shifts)
-
-    def _launch_all(self, stream: int) -> None:
-        for launch in self._launches:
-            launch.at(stream)
-
-
-class StridedCopy(StridedLaunches):
-    """Strided copies in one kernel launch for every 15 arrays; see `StridedLaunches`.
 
     Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. The first launch leaves
     ``mark`` when it starts, unless there is nothing to copy. Shifts must be multiples of ``max_word``.
@@ -158,10 +125,12 @@ class StridedCopy(StridedLaunches):
                 launches.append(_Launch("strided_copy", planned, device, mark=mark))
                 mark = None
         super().__init__(launches)
+        self.nbytes = sum(launch.nbytes for launch in launches)
+        """Bytes that a launch moves."""
 
 
-class StridedAdd(StridedLaunches):
-    """Strided additions, ``target += source`` element by element; see `StridedLaunches`.
+class StridedAdd(Launches):
+    """Strided additions, ``target += source`` element by element; otherwise see `StridedCopy`.
 
     Elements are floating-point numbers of 2, 4 or 8 bytes, complex numbers of 8 or 16 bytes, or integers.
     Overlapping targets are added in the given order, in consecutive launches, so equal inputs give equal
@@ -180,13 +149,12 @@ class StridedAdd(StridedLaunches):
             for group in _groups(together)
         ]
         defines = (("ELEMENT", element),)
-        super().__init__(
-            [
-                _Launch("strided_add", planned, device, defines)
-                for planned in plans
-                if planned.chunks
-            ]
-        )
+        launches = [
+            _Launch("strided_add", planned, device, defines) for planned in plans if planned.chunks
+        ]
+        super().__init__(launches)
+        self.launches = len(launches)
+        self.nbytes = sum(launch.nbytes for launch in launches)
 
 
 def _groups(copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:
@@ -243,8 +211,11 @@ class _Launch:
         defines: tuple[tuple[str, str], ...] = (),
         mark: Mark | None = None,
     ) -> None:
-        self.nbytes, self._arrays = planned.nbytes, planned.arrays
+        self.nbytes = planned.nbytes
         self._bases = (ctypes.c_uint64 * BASES)()
+        self.bases: list[Base] = [
+            (self._bases, base, array) for base, array in enumerate(planned.arrays, 1)
+        ]
         self._lock = Lock()
         self.at: Callable[[int], None] = _nothing
         """Function that enqueues the launch, given a stream's address."""
@@ -269,15 +240,13 @@ class _Launch:
             bases=self._bases,
         ).launch
 
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Add to the addresses of each array, in all later launches, the shift of its number, modulo 2**64."""
-        for base, array in enumerate(self._arrays, 1):
-            self._bases[base] = shifts[array]
+    def launch(self, stream: StreamLike = None) -> None:
+        self.at(stream_pointer(stream))
 
     def launch_with(self, stream: int, array: int, packed: int) -> None:
         """Launch a packing or an unpacking with these addresses; thread-safe."""
         bases = self._bases
         with self._lock:
-            bases[1 + _ARRAY] = array
-            bases[1 + _PACKED] = packed
+            bases[1] = array  # base n + 1 is that of array n
+            bases[2] = packed
             self.at(stream)

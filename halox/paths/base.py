@@ -54,7 +54,6 @@ class Job:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Sends, then receives."""
         return (*self.sends, *self.receives)
 
     @property
@@ -68,7 +67,6 @@ class Job:
         return {m.peer for m in self.sends} & {m.peer for m in self.receives}
 
     def only(self, fits: Callable[[Message], bool]) -> Job:
-        """Return the job of some of the messages."""
         sends, receives = (
             tuple(filter(fits, messages)) for messages in (self.sends, self.receives)
         )
@@ -208,12 +206,10 @@ class MessageEnds(NamedTuple):
 
     @property
     def are_near(self) -> bool:
-        """Whether both ends are on one node."""
         return self.sender.node == self.receiver.node
 
     @property
     def are_on_host(self) -> bool:
-        """Whether both ends' arrays are on the host."""
         return self.sender.memory == self.receiver.memory == "host"
 
     @property
@@ -277,12 +273,10 @@ class Build:
 
     @property
     def world(self) -> World:
-        """The ranks."""
         return self.context.world
 
     @property
     def copies(self) -> Job:
-        """Messages of this rank to itself."""
         return self.whole.only(lambda message: message.peer == self.world.rank)
 
     def job(self, path: Path, *protocols: str) -> Job:
@@ -307,7 +301,6 @@ class Build:
         return self.copies if path.name == self.copies_path else self.whole.only(lambda _: False)
 
     def protocols(self, job: Job) -> dict[Key, str]:
-        """Return the protocol of each message of a job."""
         return {m.key: self.routes[m.key][0].protocol for m in job.messages}
 
     def peer_info(self, path: Path, message: Message) -> Any:
@@ -405,5 +398,4 @@ class Path(ABC):
         return next((p for p in self.protocols if p.name == name), None)
 
     def candidate(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
-        """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason, preferred=preferred)

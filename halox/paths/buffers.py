@@ -60,12 +60,10 @@ class TransportBuffers(ABC):
 
     @cached_property
     def stages_out(self) -> int:
-        """Stages of the messages that this rank sends."""
         return max(map(len, self.outgoing_ends), default=0)
 
     @cached_property
     def stages_in(self) -> int:
-        """Stages of the messages that this rank receives."""
         return max(map(len, self.incoming_ends), default=0)
 
     def open(self, epoch: int) -> None:  # noqa: B027 - nothing to wait for by default
@@ -168,7 +166,6 @@ class SharedBuffers(TransportBuffers):
         self._consumed.wait(epoch - 2)
 
     def post(self, epoch: int) -> None:
-        """Signal this rank's flag."""
         self._ready.signal(epoch * _STEPS)
 
     def post_stage(self, epoch: int, stage: int) -> None:
@@ -177,11 +174,9 @@ class SharedBuffers(TransportBuffers):
         self._ready.signal(epoch * _STEPS if last else (epoch - 1) * _STEPS + stage + 1)
 
     def arrived(self, epoch: int, stage: int) -> bool:
-        """Return whether the flags of all senders of a stage have reached it."""
         return self._stages[stage].passed((epoch - 1) * _STEPS + stage + 1)
 
     def collect(self, epoch: int) -> None:
-        """Wait for the flags of all senders."""
         self._ready.wait(epoch * _STEPS)
 
     def awaited(self, epoch: int) -> list[int]:
@@ -193,7 +188,6 @@ class SharedBuffers(TransportBuffers):
         self._consumed.signal(epoch)
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the GPU addresses of outgoing and incoming buffers."""
         pointer = self._arena.device_pointer
         return (
             [[pointer(place) for place in row] for row in self._places_out],
@@ -201,7 +195,6 @@ class SharedBuffers(TransportBuffers):
         )
 
     def free(self) -> None:
-        """Release the node's shared block."""
         self._link.close()
 
 
@@ -218,7 +211,6 @@ class Buffer:
     owner: object = None  # if ``memory`` does not keep it alive
 
     def close(self) -> None:
-        """Drop the memory."""
         self.memory = self.owner = None
 
 
@@ -281,7 +273,6 @@ class RequestBuffers(TransportBuffers):
         buffers: Sequence[Buffer],
         ends: Sequence[tuple[int, ...]],
     ) -> list[list[Prequest]]:
-        """Make the requests of some messages, by stage."""
         stages: list[list[Prequest]] = [[] for _ in range(max(map(len, ends), default=0))]
         for m, buffer, at in zip(messages, buffers, ends, strict=True):
             for requests, (start, end) in zip(stages, pairwise((0, *at)), strict=False):
@@ -290,7 +281,6 @@ class RequestBuffers(TransportBuffers):
         return stages
 
     def post(self, epoch: int) -> None:
-        """Start all receives, then all sends."""
         if self.stages_out <= 1 and self.stages_in <= 1:
             self._world.mpi.Prequest.Startall(self._requests)
             return
@@ -300,20 +290,16 @@ class RequestBuffers(TransportBuffers):
             self.post_stage(epoch, stage)
 
     def expect(self, epoch: int) -> None:
-        """Start all receives."""
         for stage in self._receiving:
             self._world.mpi.Prequest.Startall(stage)
 
     def post_stage(self, epoch: int, stage: int) -> None:
-        """Start the sends of one stage."""
         self._world.mpi.Prequest.Startall(self._sending[stage])
 
     def arrived(self, epoch: int, stage: int) -> bool:
-        """Return whether the receives of one stage are complete."""
         return bool(self._world.mpi.Request.Testall(self._receiving[stage]))
 
     def collect(self, epoch: int) -> None:
-        """Wait for all requests."""
         self._world.wait(
             self._requests,
             lambda: f"for messages with ranks {self.awaited(epoch)}",
@@ -325,11 +311,9 @@ class RequestBuffers(TransportBuffers):
         self.collect(epoch)
 
     def awaited(self, epoch: int) -> list[int]:
-        """Return the peers of all messages that are not complete."""
         return sorted({peer for request, peer in self._peers if not request.Test()})
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the GPU addresses of the buffers."""
         outgoing, incoming = (
             [b.device_pointer for b in row] for row in (self._buffers_out, self._buffers_in)
         )

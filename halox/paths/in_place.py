@@ -42,7 +42,6 @@ class InPlaceChannel(Channel):
         """Move the cells of the peers; the peers are ready."""
 
     def start(self) -> None:
-        """Let the neighbours read."""
         self.run()
         self._to_copy.append(self._epoch)
         STARTED_STEPS[self] = self._help
@@ -106,5 +105,4 @@ class InPlaceChannel(Channel):
             self._read.signal(self._epoch)
 
     def free(self) -> None:
-        """Release the flags."""
         self._link.close()

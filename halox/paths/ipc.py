@@ -151,7 +151,6 @@ class IpcPath(Path):
         return offers
 
     def negotiate(self, build: Build) -> IpcChannel | None:
-        """Swap memory and events with the peers."""
         context, link, job = build.context, build.links.get(self.name), build.job(self)
         memory = None
         if context.device_arena is not None and context.events is not None:
@@ -161,7 +160,6 @@ class IpcPath(Path):
         return make_ipc_channel(build.world, job, build.protocols(job), memory, link, cut)
 
     def channels(self, build: Build, agreed: IpcChannel) -> Sequence[ChannelMessages]:
-        """Return the channel that `negotiate` made."""
         return [ChannelMessages(self.name, agreed, agreed.messages)]
 
 
@@ -359,11 +357,9 @@ class IpcChannel(InPlaceChannel, MovableChannel):
         return self._records[message.peer].places[direction, self._world.rank, tag]
 
     def check(self) -> None:
-        """Refuse a stream that is being captured, or that follows a stream under capture."""
         self._streams.check()
 
     def run(self) -> None:
-        """Pack into the peers' staging memory."""
         self._stream = stream = self._streams.enter()
         epoch = self._epoch + 1
         self._record(READY, epoch)
@@ -426,7 +422,6 @@ class IpcChannel(InPlaceChannel, MovableChannel):
             self.has_ended = self._streams.end(self._world.waiter())
 
     def free(self) -> None:
-        """Release the memory, the events and the flags."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None

@@ -15,7 +15,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device import Launches
+    from halox.packing.device_packer import Base, Launches
     from halox.runtime.gpu.marks import Mark
 
 WORD = 16
@@ -27,8 +27,11 @@ Item: TypeAlias = "tuple[Any, ...]"
 Make: TypeAlias = "Callable[[int], Sequence[Launches]]"
 """Returns launches by stage, with words of at most a number of bytes."""
 
-View: TypeAlias = "tuple[Sequence[Launches], Sequence[int]]"
-"""Launches by stage, and the shift of each array of the job."""
+Calls: TypeAlias = "Sequence[Callable[[int], None]]"
+"""Launch functions of a stream's address, by stage."""
+
+View: TypeAlias = "tuple[Calls, Sequence[Base]]"
+"""Calls for some arrays, and the bases to set before them: a list, an index in it, and the shift."""
 
 
 class ArrayLaunches:
@@ -44,12 +47,12 @@ class ArrayLaunches:
         self._home = [array.pointer for array in job.arrays]
         self._arrays = sorted({*arrays})
         self._make = make
-        self._by_word: dict[int, Sequence[Launches]] = {}
-        self.stages: Sequence[Callable[[int], None]] = ()
+        # By the longest word: launches, which own the memory that the calls need, their calls, and their bases.
+        self._by_word: dict[int, tuple[Sequence[Launches], Calls, Sequence[Base]]] = {}
         self.bind(self.view(self._home))
 
     def view(self, pointers: Sequence[int]) -> View:
-        """Return the launches for arrays at these addresses; local.
+        """Return the calls for arrays at these addresses; local.
 
         `StateError` if new launches must be made and the current stream is being captured.
         """
@@ -58,19 +61,19 @@ class ArrayLaunches:
         for array in self._arrays:
             bits |= shifts[array]
         word = bits & -bits
-        launches = self._by_word.get(word)
-        if launches is None:
+        if word not in self._by_word:
             if self._by_word:
                 check_no_capture()
-            launches = self._by_word[word] = self._make(word)
-        return launches, shifts
+            stages = self._make(word)
+            found = [stage.at for stage in stages], [b for stage in stages for b in stage.bases]
+            self._by_word[word] = stages, *found
+        _, calls, bases = self._by_word[word]
+        return calls, [(of, n, shifts[array]) for of, n, array in bases]
 
     def bind(self, view: View) -> None:
-        """Use the arrays of a view."""
-        launches, shifts = view
-        for stage in launches:
-            stage.shift(shifts)
-        self.stages = [stage.at for stage in launches]
+        self.stages, bases = view
+        for of, n, shift in bases:
+            of[n] = shift
 
     def launch(self, stream: int) -> None:
         """Enqueue all stages on a stream, given by its address."""
@@ -96,11 +99,9 @@ class MovableChannel(Channel):
     _movable: Sequence[ArrayLaunches] = ()
 
     def views(self, memories: Sequence[int]) -> Sequence[View]:
-        """Return the launches for arrays at other addresses."""
         return [launches.view(memories) for launches in self._movable]
 
     def bind(self, views: Sequence[View]) -> None:
-        """Use the launches for the arrays of these views."""
         for launches, view in zip(self._movable, views, strict=True):
             launches.bind(view)
 
@@ -141,11 +142,8 @@ def packing(
     moves = [(job.endpoint(part), address) for part, address in items]
     both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
     parts = [*(part for part, _ in items), *(part for pair in pairs for part in pair)]
-    return ArrayLaunches(
-        job,
-        (part.array for part in parts),
-        lambda word: [launch_pack(moves, device, mark, both, max_word=word)],
-    )
+    arrays = (part.array for part in parts)
+    return ArrayLaunches(job, arrays, lambda word: [launch_pack(moves, device, word, mark, both)])
 
 
 def unpacking(
@@ -157,7 +155,7 @@ def unpacking(
     unpack = launch_add if job.operation == "add" else launch_unpack
     moves = [(job.endpoint(part), address) for part, address in items]
     arrays = (part.array for part, _ in items)
-    return ArrayLaunches(job, arrays, lambda word: [unpack(moves, device, mark, max_word=word)])
+    return ArrayLaunches(job, arrays, lambda word: [unpack(moves, device, word, mark)])
 
 
 def fragmented(
@@ -183,7 +181,7 @@ def fragmented(
         for (part, address), share in zip(items, shares, strict=True)
     ]
     make = partial(fragment_launches, moves, fragments, device, unpack=unpack)
-    return ArrayLaunches(job, (part.array for part, _ in items), lambda word: make(max_word=word))
+    return ArrayLaunches(job, (part.array for part, _ in items), make)
 
 
 def clearing_of(job: Job, device: int) -> list[ArrayLaunches]:
@@ -194,7 +192,7 @@ def clearing_of(job: Job, device: int) -> list[ArrayLaunches]:
         return []
     ends = [job.endpoint(part) for part in job.cleared]
     arrays = (part.array for part in job.cleared)
-    return [ArrayLaunches(job, arrays, lambda word: [launch_zeros(ends, device, max_word=word)])]
+    return [ArrayLaunches(job, arrays, lambda word: [launch_zeros(ends, device, word)])]
 
 
 def copying(job: Job, pairs: Sequence[tuple[Part, Part]], device: int) -> ArrayLaunches:
@@ -203,7 +201,5 @@ def copying(job: Job, pairs: Sequence[tuple[Part, Part]], device: int) -> ArrayL
 
     both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
     arrays = (part.array for pair in pairs for part in pair)
-    operation = job.operation
-    return ArrayLaunches(
-        job, arrays, lambda word: [launch_between(both, operation, device, max_word=word)]
-    )
+    make = partial(launch_between, both, job.operation, device)
+    return ArrayLaunches(job, arrays, lambda word: [make(word)])

@@ -40,11 +40,9 @@ class LocalPath(Path):
     to_self = True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
-        """Offer the copy."""
         return [self.candidate("copy", "the neighbour is this rank")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
-        """Make the channel."""
         job, device = build.job(self), build.device
         channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
         return [ChannelMessages(self.name, channel, job.messages)]
@@ -97,11 +95,9 @@ class LocalHostChannel(Channel):
         return [], [partial(add_all, moves), partial(copy_all, cleared)]
 
     def bind(self, views: _Moves) -> None:
-        """Use the arrays of these views."""
         self._copies, self._calls = views
 
     def start(self) -> None:
-        """Copy everything."""
         for target, source in self._copies:
             target[...] = source
         if self._calls:
@@ -109,7 +105,6 @@ class LocalHostChannel(Channel):
                 call()
 
     def close(self) -> None:
-        """Drop the arrays."""
         self._copies, self._calls = [], []
 
 
@@ -141,7 +136,6 @@ class LocalDeviceChannel(MovableChannel):
         self._current_stream = cupy().cuda.get_current_stream
 
     def start(self) -> None:
-        """Put the kernel on the current stream."""
         pointer = self._current_stream().ptr
         for launches in self._movable:
             launches.launch(pointer)

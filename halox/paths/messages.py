@@ -34,7 +34,6 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the part once packed."""
         return self.datatype.size * self.count
 
     @property

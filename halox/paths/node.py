@@ -136,8 +136,12 @@ class NodeLink:
             dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
 
+<<<<<<< HEAD
     def _word(self, place: Place, number: int) -> memoryview:
         """Return a flag of a block."""
+=======
+    def _word(self, place: HostPlace, number: int) -> memoryview:
+>>>>>>> d02bf65c9a7706b390ce9043d49207032f1c922f
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
     def _base(self, place: Place, number: int) -> int:
@@ -172,7 +176,6 @@ class NodeLink:
         return record.place.at(messages_at + slot * record.slot_bytes + record.offsets[key])
 
     def close(self) -> None:
-        """Release the block; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None

@@ -32,7 +32,6 @@ class StreamChannel(Channel):
         """
 
     def run(self) -> None:
-        """Put the whole exchange on the current stream."""
         self._enter(self._current_stream(), False)
 
     def start(self) -> None:
@@ -46,7 +45,6 @@ class StreamChannel(Channel):
         self._is_concurrent = True
 
     def finish(self) -> None:
-        """Order the current stream after the exchange."""
         if self._is_concurrent:
             self._is_concurrent = False
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)

@@ -248,7 +248,7 @@ class FakeGpu:
                     ]
                 self.run(steps, stream)
 
-            return SimpleNamespace(launch=launch, at=launch, shift=made.shift)
+            return SimpleNamespace(launch=launch, at=launch, bases=made.bases)
 
         def call(*args: Any, **options: Any) -> Any:
             made = make(*args, **options)

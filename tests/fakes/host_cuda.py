@@ -123,7 +123,7 @@ class HostCuda:
         def put(stream: int) -> None:
             self.at(stream).put(launch.prepared())
 
-        return SimpleNamespace(launch=put, at=put, shift=launch.shift)
+        return SimpleNamespace(launch=put, at=put, bases=launch.bases)
 
     def _event(self, disable_timing: bool) -> HostEvent:
         self.events.append(HostEvent(self, len(self.events)))

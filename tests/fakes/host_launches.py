@@ -61,13 +61,10 @@ class HostLaunch:
         self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None, word: int = 16
     ) -> None:
         self._steps, self.keep, self._mark, self._word = steps, keep, mark, word
-        self._shifts: Sequence[int] = ()
+        arrays = {side.array for step in steps for side in step[:2]} - {None}
+        self._shifts = dict.fromkeys(arrays, 0)
+        self.bases = [(self._shifts, array, array) for array in arrays]
         self.at = self.launch
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        moved = {side.array for step in self._steps for side in step[:2]} - {None}
-        assert all(shifts[array] % self._word == 0 for array in moved), "words lie across"
-        self._shifts = shifts
 
     @property
     def steps(self) -> list[tuple[np.ndarray, np.ndarray, Any]]:
@@ -75,7 +72,8 @@ class HostLaunch:
         return [(*map(self._placed, step[:2]), step[2]) for step in self._steps]
 
     def _placed(self, side: Bytes) -> np.ndarray:
-        by = self._shifts[side.array] if side.array is not None and self._shifts else 0
+        by = self._shifts.get(side.array, 0)
+        assert by % self._word == 0, "a word would not be aligned"
         return (side.addresses.astype("u8") + np.uint64(by)).astype("i8")
 
     def prepared(self) -> Callable[[], None]:
@@ -124,24 +122,24 @@ def _both(endpoint: Any, packed: int) -> tuple[Bytes, Bytes]:
 
 
 def _pack(
-    moves: Any, device: int, mark: Mark | None = None, pairs: Any = (), *, max_word: int = 16
+    moves: Any, device: int, word: int = 16, mark: Mark | None = None, pairs: Any = ()
 ) -> HostLaunch:
     steps = [(*_both(*move), None) for move in moves]
-    return HostLaunch([*steps, *_pairs(pairs, "copy")], mark=mark, word=max_word)
+    return HostLaunch([*steps, *_pairs(pairs, "copy")], mark=mark, word=word)
 
 
-def _unpack(moves: Any, device: int, mark: Mark | None = None, *, max_word: int = 16) -> HostLaunch:
+def _unpack(moves: Any, device: int, word: int = 16, mark: Mark | None = None) -> HostLaunch:
     steps = [(*_both(*move)[::-1], None) for move in moves]
-    return HostLaunch(steps, mark=mark, word=max_word)
+    return HostLaunch(steps, mark=mark, word=word)
 
 
-def _add(moves: Any, device: int, mark: Mark | None = None, *, max_word: int = 16) -> HostLaunch:
+def _add(moves: Any, device: int, word: int = 16, mark: Mark | None = None) -> HostLaunch:
     steps = [(*_both(*move)[::-1], move[0][1].uniform) for move in moves]
-    return HostLaunch(steps, mark=mark, word=max_word)
+    return HostLaunch(steps, mark=mark, word=word)
 
 
 def _fragments(
-    moves: Any, fragments: int, device: int, *, unpack: bool, max_word: int = 16
+    moves: Any, fragments: int, device: int, word: int = 16, *, unpack: bool
 ) -> list[HostLaunch]:
     steps: list[list[Step]] = [[] for _ in range(fragments)]
     for endpoint, packed, ends in moves:
@@ -155,23 +153,23 @@ def _fragments(
             fragment += [
                 (*(Bytes(side_of(side), side.array) for side in copy), None) for copy in copies
             ]
-    return [HostLaunch(fragment, word=max_word) for fragment in steps]
+    return [HostLaunch(fragment, word=word) for fragment in steps]
 
 
 def _pairs(pairs: Any, operation: str) -> list[Step]:
     return [(_end(a), _end(b), b[1].uniform if operation == "add" else None) for a, b in pairs]
 
 
-def _between(pairs: Any, operation: str, device: int, *, max_word: int = 16) -> HostLaunch:
-    return HostLaunch(_pairs(pairs, operation), word=max_word)
+def _between(pairs: Any, operation: str, device: int, word: int = 16) -> HostLaunch:
+    return HostLaunch(_pairs(pairs, operation), word=word)
 
 
-def _zeros(endpoints: Any, device: int, *, max_word: int = 16) -> HostLaunch:
+def _zeros(endpoints: Any, device: int, word: int = 16) -> HostLaunch:
     ends = [*map(_end, endpoints)]
     zeros = np.zeros(max(len(end.addresses) for end in ends), "u1")
     at = zeros.ctypes.data + np.arange(zeros.size)
     steps = [(Bytes(at[: len(end.addresses)]), end, None) for end in ends]
-    return HostLaunch(steps, keep=zeros, word=max_word)
+    return HostLaunch(steps, keep=zeros, word=word)
 
 
 FAKES: dict[str, Callable[..., Any]] = {

@@ -66,7 +66,6 @@ class HostPath(Path):
         return not (is_large and has_short_blocks)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Choose by node and block length."""
         if "gpu" in (ends.sender.memory, ends.receiver.memory):
             return ends.host_reason or "it is for NumPy arrays, and these are on a GPU"
         if not ends.are_near:
@@ -91,7 +90,6 @@ class HostPath(Path):
         return [self.candidate("shared", why)]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
-        """Make a channel for each protocol."""
         channels = []
         job = build.job(self, "direct")
         if job.messages:

@@ -146,7 +146,6 @@ class HostChannel(Channel):
         self.bind(self.views([array.memory for array in arrays]))
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
-        """Return the moves between other arrays and the buffers."""
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         if self._odd is not None:
             out = partial(odd_calls, self._odd[0], self._sent, sent, memories=memories)
@@ -166,11 +165,9 @@ class HostChannel(Channel):
         return _Views(packs, clear, unpacks)
 
     def bind(self, views: _Views) -> None:
-        """Use the arrays of these views."""
         self._views = views
 
     def start(self) -> None:
-        """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
         if self._calls:
@@ -184,7 +181,6 @@ class HostChannel(Channel):
         self._buffers.post(epoch)
 
     def finish(self) -> None:
-        """Wait for the incoming messages and unpack them."""
         epoch = self._epoch
         self._buffers.collect(epoch)
         if self._calls:
@@ -195,12 +191,10 @@ class HostChannel(Channel):
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the buffers, and drop the arrays."""
         self._views, self._calls = _Views([], [], []), []
         self._buffers.close()
 
     def free(self) -> None:
-        """Free the buffers."""
         self._buffers.free()
 
 

@@ -41,7 +41,6 @@ class NcclPath(Path):
     summary = "between ranks with a GPU each, on any nodes, if NCCL is installed; see `halox info --paths -n N`"
 
     def survey(self, context: Context, *, is_named: bool) -> str | None:
-        """Return why the ranks cannot use NCCL; collective."""
         if not is_named and context.find_gpus().all_map:
             return NOT_LOOKED_FOR
         return context.of_gpus(why_no_nccl)
@@ -53,7 +52,6 @@ class NcclPath(Path):
         return tuple(run_of(part) is not None for part in message.parts)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer one send of the packed message, or one send per part."""
         surveys = ends.selection.surveys
         why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
@@ -74,7 +72,6 @@ class NcclPath(Path):
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
     def carries_copies(self, job: Job, copies: Job) -> bool:
-        """Return whether the packing launch can copy the messages."""
         is_copy = bool(job.sends) and job.operation == "copy"
         return is_copy and all(part.strided is not None for pair in copies.pairs() for part in pair)
 
@@ -85,7 +82,6 @@ class NcclPath(Path):
         return Agreed(ranks, ranks.connect(build.world, *peers), build.carried(self))
 
     def channels(self, build: Build, agreed: Agreed) -> Sequence[ChannelMessages]:
-        """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         assert arena is not None
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)

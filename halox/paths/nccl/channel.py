@@ -136,7 +136,6 @@ class NcclChannel(StreamChannel, MovableChannel):
         return packed
 
     def _grouped(self, pointers: Sequence[int]) -> Callable[[int], None]:
-        """Return the group of sends and receives for arrays at these addresses."""
         return self._ranks.prepared(
             [
                 op if array is None else op._replace(pointer=pointers[array] + op.pointer)
@@ -145,11 +144,9 @@ class NcclChannel(StreamChannel, MovableChannel):
         )
 
     def views(self, memories: Sequence[int]) -> _Views:  # type: ignore[override]
-        """Return launches for arrays at other addresses, and these addresses."""
         return super().views(memories), memories
 
     def bind(self, views: _Views) -> None:  # type: ignore[override]
-        """Use the arrays of these views."""
         launches, pointers = views
         super().bind(launches)
         if pointers != self._pointers and any(array is not None for array, _ in self._ops):
@@ -183,7 +180,6 @@ class NcclChannel(StreamChannel, MovableChannel):
         self.has_failed = self._watch.close()
 
     def free(self) -> None:
-        """Release the buffers."""
         self._arena.release(self._block)
 
 

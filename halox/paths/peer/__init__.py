@@ -44,11 +44,9 @@ class PeerPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> PeerInfo | None:
-        """Describe the message on this rank's GPU."""
         return peer_info(message, arrays, None if relocatable else context.device_arena)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer staging memory, packets, and stores into the receiver's array."""
         why = ends.why_not_gpus(Topology.why_no_signals)
         if why is not None:
             return why
@@ -68,7 +66,6 @@ class PeerPath(Path):
         return copies.operation == "copy" and all(m.is_strided for m in copies.messages)
 
     def negotiate(self, build: Build) -> PeerChannel | None:
-        """Make the channel with the peers."""
         from halox.paths.peer.channel import PeerChannel
         from halox.paths.peer.negotiation import Cts, Negotiation
 
@@ -93,7 +90,6 @@ class PeerPath(Path):
         return channel
 
     def channels(self, build: Build, agreed: PeerChannel) -> Sequence[ChannelMessages]:
-        """Return the channel that `negotiate` made."""
         messages = (*build.job(self).messages, *build.carried(self).messages)
         return [ChannelMessages(self.name, agreed, messages)]
 

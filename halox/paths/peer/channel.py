@@ -52,7 +52,6 @@ class PeerChannel(StreamChannel):
         self._failure, self._failed = agreed.failure, agreed.failure.words
 
     def views(self, memories: Sequence[int]) -> View:
-        """Return launches and shifts for arrays at other addresses."""
         shifts = [(new - old) % (1 << 64) for new, old in zip(memories, self._home, strict=True)]
         launches = self._unbuffered
         if any(shift % WORD for shift in shifts):
@@ -68,7 +67,6 @@ class PeerChannel(StreamChannel):
         )
 
     def bind(self, views: View) -> None:
-        """Use the launches for the arrays of these views."""
         self._current, shifts, around = views
         if self._current is self._unbuffered:
             self._current.shift(shifts)

@@ -50,7 +50,6 @@ class PeerEndpoint:
 
     @property
     def tag(self) -> Tag:
-        """Peer and tag of the message."""
         return self.message.peer, self.message.tag
 
     @property
@@ -81,7 +80,6 @@ class PeerEndpoint:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of one slot of the message's staging memory."""
         if self.protocol == "direct":
             return 0
         if self.is_wide:

@@ -202,7 +202,6 @@ class Negotiation:
         return replies
 
     def open(self, replies: Mapping[int, Cts]) -> None:
-        """Map the peers' memory."""
         self._cts = replies
         for reply in replies.values():
             self.arena.open(reply.handles)
@@ -355,7 +354,6 @@ class Negotiation:
         runtime.memcpy(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
 
     def error(self) -> ExchangeTimeoutError:
-        """Return the failure that the kernel has reported, as an exception."""
         assert self.failure is not None
         number, epoch = self.failure.words[:2]
         call = "accumulation" if self.job.operation == "add" else "exchange"
@@ -367,7 +365,6 @@ class Negotiation:
         )
 
     def abandon(self) -> None:
-        """Release the memory, which no other rank uses."""
         for block in (*self._own, self._block):
             if block is not None:
                 self.arena.release(block)

@@ -212,7 +212,6 @@ class StoreChannel(Channel):
         )
 
     def check(self) -> None:
-        """Raise the failure that a kernel has reported."""
         if self.failure.words[0]:
             self.failure.was_raised = True
             raise self.error()
@@ -221,7 +220,6 @@ class StoreChannel(Channel):
         """Do nothing: other channels exchange."""
 
     def error(self) -> HaloxError:
-        """Return the failure that a kernel has reported, as an exception."""
         kind, step, found, most = self.failure.words[:4]
         if kind >= _CHECKED:
             index = found - (found >> 31 << 32)
@@ -254,7 +252,6 @@ class StoreChannel(Channel):
         self._block, self._arrays = None, ()
 
     def abandon(self) -> None:
-        """Release the memory, which no other rank uses."""
         self.free()
         self.failure.close(self.error)
 

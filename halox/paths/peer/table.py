@@ -136,7 +136,6 @@ class MessageRun(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Number of chunks with a flag."""
         return -(-self.row.units // self.chunk_words)
 
     @property
@@ -313,7 +312,6 @@ class PeerPlan:
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Preprocessor definitions for the kernel."""
         return (
             ("MAX_LEVELS", str(self.levels)),
             ("WORD_BYTES", str(self.word_bytes)),

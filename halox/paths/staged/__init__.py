@@ -33,7 +33,6 @@ class StagedPath(Path):
     summary = "possible: CuPy arrays, through pinned host memory"
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Choose the protocol by node."""
         if "gpu" not in (ends.sender.memory, ends.receiver.memory):
             return str(ends.host_reason)
         is_near = ends.are_near

@@ -83,7 +83,6 @@ class Work:
             self._packed += [cp.Event(disable_timing=True) for _ in range(stages_out - 1)]
 
     def check(self) -> None:
-        """Refuse a stream that is being captured."""
         refuse_capture(self._current_stream(), self._path)
 
     def begin(self, slot: int) -> None:
@@ -103,11 +102,9 @@ class Work:
             clear.launch(stream.ptr)
 
     def is_packed(self, stage: int) -> bool:
-        """Return whether the packing of a stage has ended."""
         return bool(self._packed[stage].done)
 
     def unpack(self, slot: int, stage: int) -> None:
-        """Put the unpacking of a stage on the separate stream."""
         if self._adds_in is not None:
             if stage < self._adds_in:
                 return
@@ -115,7 +112,6 @@ class Work:
         self._unpacks[slot].stages[stage](self._own.ptr)
 
     def end(self) -> None:
-        """Make the current stream wait for all unpacking."""
         self._read.record(self._own)
         stream = self._current_stream()
         stream.wait_event(self._read)
@@ -149,7 +145,6 @@ class StagedPipeline(MovableChannel):
         self._unpacked = 0
 
     def check(self) -> None:
-        """Refuse a stream that is being captured."""
         self._work.check()
 
     def start(self) -> None:
@@ -200,5 +195,4 @@ class StagedPipeline(MovableChannel):
         self._buffers.close()
 
     def free(self) -> None:
-        """Free the buffers."""
         self._buffers.free()

@@ -48,6 +48,8 @@ class Mark(NamedTuple):
 class MarkLaunch:
     """A kernel of one block that only writes a mark, if no other halox kernel on the stream can write it."""
 
+    bases: Sequence[tuple[Any, int, int]] = ()  # it accesses no array
+
     def __init__(self, mark: Mark, device: int) -> None:
         function = kernel("mark", "mark", device)
         threads = max(1, min(mark.messages, _MOST_THREADS))
@@ -56,6 +58,3 @@ class MarkLaunch:
     def launch(self, stream: Any = None) -> None:
         """Enqueue the kernel on a stream."""
         self._launch.launch(stream_pointer(stream))
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        """Accept shifts of arrays, which the kernel does not access."""

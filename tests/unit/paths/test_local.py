@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox import pack
+from halox import datatypes as dt
+from halox import pack, unpack
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import StateError
 from halox.exchange.halo import halo_draft
-from halox.packing import strided
+from halox.packing import device, strided
 from halox.packing.strided_plan import StridedPlan
 from halox.paths.base import Job
 from halox.paths.launches import copying, packing
 from halox.paths.local import LocalDeviceChannel, LocalHostChannel
 from halox.runtime.arrays import borrow, describe
 from tests.fakes.cpu_kernels import aligned, run
+from tests.fakes.cpu_packers import cpu_backend
+from tests.fakes.fake_driver import STREAM
 from tests.fakes.host_cuda import HostCuda, host_cuda
 from tests.support import require
 
@@ -91,19 +94,17 @@ class OnCpu:
     made = launches = 0
 
     def __init__(
-        self, name: str, planned: StridedPlan, device: int, defines: Any = (), mark: Any = None
+        self, name: str, planned: StridedPlan, gpu: int, defines: Any = (), mark: Any = None
     ) -> None:
         OnCpu.made += 1
         self.nbytes, self._shifts = planned.nbytes, [0] * 100
+        self.bases = [(self._shifts, array, array) for array in planned.arrays]
 
         def at(stream: int) -> None:
             OnCpu.launches += 1
             run(name, planned, defines, shifts=self._shifts)
 
-        self.at = at
-
-    def shift(self, shifts: Sequence[int]) -> None:
-        self._shifts = [*shifts]
+        self.at = self.launch = at
 
 
 @pytest.fixture
@@ -221,3 +222,38 @@ def test_packing_with_copies_in_one_launch(gpu: HostCuda) -> None:
         made.launch(0)
         assert np.array_equal(array, wanted) and packed.tobytes() == oracle.tobytes()
     assert OnCpu.made == 1 and OnCpu.launches == 4
+
+
+def test_irregular_parts_of_moved_arrays() -> None:
+    """One launch of strided parts and one of the irregular parts of each array, at new places."""
+    list_type = dt.indexed_block(2, np.random.default_rng(1).permutation(200) * 3, "f8")
+    types = [list_type, dt.vector(50, 2, 5, "f8"), list_type]
+    with cpu_backend("workunits") as backend:
+        homes = [aligned(8 * 700, 8 * n) for n in range(3)]
+        packed = [aligned(one.size) for one in types]
+        ends = [
+            (device.Endpoint(describe(home.view("f8")), one, 1, number), to.ctypes.data)
+            for number, (home, one, to) in enumerate(zip(homes, types, packed, strict=True))
+        ]
+        pack_all = device.launch_pack(ends, 0, 8)
+        unpack_all = device.launch_unpack(ends, 0, 8)
+        for step in range(3):
+            arrays = [aligned(8 * 700, 8 * (3 * step + n)).view("f8") for n in range(3)]
+            for n, array in enumerate(arrays):
+                array[:] = np.arange(700) + 1000 * n + 10000 * step
+            shifts = [
+                (array.ctypes.data - home.ctypes.data) % 2**64
+                for array, home in zip(arrays, homes, strict=True)
+            ]
+            for bases, n, number in (*pack_all.bases, *unpack_all.bases):
+                bases[n] = shifts[number]
+            backend.events.clear()
+            pack_all.launch(STREAM)
+            assert len(backend.events) == 3
+            wanted = [pack(array, one) for array, one in zip(arrays, types, strict=True)]
+            assert all(map(np.array_equal, packed, wanted))
+            kept = [array.copy() for array in arrays]
+            for array, one in zip(arrays, types, strict=True):
+                unpack(np.zeros(one.size, "u1"), one, array)
+            unpack_all.launch(STREAM)
+            assert all(map(np.array_equal, arrays, kept))
