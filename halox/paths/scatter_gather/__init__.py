@@ -123,7 +123,7 @@ class ScatterGatherPath(Path):
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
     def survey(self, context: Context, *, is_named: bool) -> Survey:
-        """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
+        """Find whether the kernel copies between the node's ranks, and who has an adapter; once per communicator."""
         world = context.world
         if self.name not in world.ranks.resources:
             adapters = None
