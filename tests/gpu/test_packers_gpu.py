@@ -29,11 +29,8 @@ from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")
 BACKENDS = (
-    *((method, stream) for method in METHODS[:3] for stream in ("legacy", "non-blocking")),
+    *((method, stream) for method in METHODS for stream in ("legacy", "non-blocking")),
     ("traversal of the tree", "legacy"),
-    *(
-        ("copy_engine", stream) for stream in STREAMS
-    ),  # batched copies are refused on the legacy stream
 )
 
 
