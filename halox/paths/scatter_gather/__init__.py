@@ -96,10 +96,19 @@ def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
     return make_keys(context.world, adapters.own)
 
 
-def _least_copies(part: Part) -> int:
-    """Return the number of boxes of a part; the two innermost levels of its strides are the rows and slices of one."""
+def _copies(part: Part) -> int:
+    """Return the number of boxes of a part, and of blocks in none, if it is packed by itself."""
     strided = part.strided
-    return run_count(part.datatype, part.count) if strided is None else prod(strided.counts[:-2])
+    if strided is None:
+        return run_count(part.datatype, part.count)
+    counts, strides = strided.counts, strided.strides
+    if (
+        not counts or strides[-1] < strided.block_bytes
+    ):  # backwards, as across a fold: no rows of a box
+        return strided.n_blocks
+    pitch, rows = strides[-1], counts[-1]
+    has_slices = len(counts) > 1 and strides[-2] % pitch == 0 and strides[-2] >= rows * pitch
+    return prod(counts[:-2] if has_slices else counts[:-1])
 
 
 class ScatterGatherPath(Path):
@@ -123,7 +132,7 @@ class ScatterGatherPath(Path):
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
     def survey(self, context: Context, *, is_named: bool) -> Survey:
-        """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
+        """Find whether the kernel copies between the node's ranks, and who has an adapter; once per communicator."""
         world = context.world
         if self.name not in world.ranks.resources:
             adapters = None
@@ -144,7 +153,7 @@ class ScatterGatherPath(Path):
         return GpuMemory(
             not relocatable and self._is_mapped(message, arrays, arena),
             context.once(_why_not_registered),
-            sum(map(_least_copies, message.parts)),
+            sum(map(_copies, message.parts)),
         )
 
     @staticmethod
