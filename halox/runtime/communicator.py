@@ -223,7 +223,6 @@ class Communicator:
 
     @property
     def is_one_node(self) -> bool:
-        """Whether all ranks are on one node."""
         return len(self.node_ranks) == self.size
 
     @property

@@ -153,7 +153,6 @@ def _object_of(word: int) -> int:
 
 
 def _plan_of(word: int) -> int:
-    """Return the number of the plan of a call; 0 without a plan."""
     return word & ((1 << _PLAN_BITS) - 1)
 
 
@@ -341,7 +340,6 @@ class CallWatch:
     # Waits
 
     def publish(self, *, waits: bool) -> None:
-        """Publish whether this rank waits."""
         self._is_notified = False
         self._own.wait[_WAITING] = waits
 
@@ -493,7 +491,6 @@ class CallWatch:
             self._send_notes(np.array([word, rank + 1, mine, theirs], "i8"))
 
     def _send_notes(self, note: Array) -> None:
-        """Send a note to the ranks of other nodes."""
         for other in [r for r in range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]:
             request = self._comm.Isend(note, other, _NOTE_TAG)
             self._notes[-1 - len(self._notes)] = request, note

@@ -196,7 +196,6 @@ class World:
             self._log(name, detail)
 
     def code(self, name: str) -> int:
-        """Return the code of a call of this world's object."""
         return code_of(name, self._code)
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
@@ -226,7 +225,6 @@ class World:
     # Waits
 
     def waiter(self) -> Waiter:
-        """Return the `Waiter` with this world's time limit."""
         return self.ranks.waiter
 
     def check_open(self) -> None:
@@ -264,7 +262,6 @@ class World:
             self.ranks.waiter.until(ready, text, ranks)
 
     def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
-        """Wait for requests of an MPI collective; see `wait`."""
         self.wait(requests, what, collective=True)
 
     # Agreement

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -83,12 +85,13 @@ def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"), [("exchange", "sum"), ("exchange", "accumulate"), ("plan", "sum")]
 )
+@pytest.mark.parametrize("limit", ["60", "0"], ids=["limit", "no limit"])
 @pytest.mark.part(3)
 def test_calls_that_have_been_made_before(
-    mine: str, theirs: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
+    mine: str, theirs: str, limit: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that wait for flags or messages detect the mismatch long before HALOX_TIMEOUT; the grid stays broken."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "60")
+    monkeypatch.setenv("HALOX_TIMEOUT", limit)
     grid = box(comm)
     u = grid.zeros()
     plan = grid.plan(u)
@@ -105,6 +108,25 @@ def test_calls_that_have_been_made_before(
     assert agree(time.monotonic() - began < 50, comm)
     with pytest.raises(HaloxError):
         grid.gather(u)
+    come_together(comm)
+    with box(comm) as another:
+        check_works(another)
+
+
+@several
+def test_an_interrupt_of_one_rank(node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a call; the other ranks then raise an error also without a limit, and a new grid works on all ranks."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")
+    grid = box(comm)
+    u = grid.zeros()
+    if comm.rank == 0:
+        threading.Timer(0.5, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            grid.sum(u)
+    come_together(comm)
+    with pytest.raises(StateError if comm.rank == 0 else ExchangeTimeoutError):
+        for _ in range(2):  # rank 0 may have sent its part of the first sum
+            grid.sum(u)
     come_together(comm)
     with box(comm) as another:
         check_works(another)
