@@ -726,11 +726,25 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         return dataarray(self, field, **options)
 
     @single_threaded
-    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> FieldArray:
-        """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
+    def from_dataarray(
+        self,
+        array: object,
+        *,
+        dims: Sequence[str] | None = None,
+        part: Literal["whole", "block", "halo"] = "whole",
+    ) -> FieldArray:
+        """Make a field from an `xarray.DataArray`, which holds the whole field or a rank's part; collective.
+
+        See `halox.xarray.from_dataarray`.
+        """
         self._world.begin("from_dataarray")
+<<<<<<< HEAD
         labelled = self._world.attempt(lambda: import_module("halox.xarray"), "from_dataarray")
         made: FieldArray = labelled.from_dataarray(self, array, dims=dims)
+=======
+        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
+        made: FieldArray = labelled.from_dataarray(self, array, dims=dims, part=part)
+>>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
         return made
 
     # Exchanges

@@ -1,7 +1,12 @@
-"""Conversion between fields and labelled arrays (`xarray.DataArray`, `xarray.Dataset`); needs xarray.
+"""Fields as labelled arrays (`xarray.DataArray`, `xarray.Dataset`) and back; needs xarray.
 
-`Grid.dataarray` and `Grid.from_dataarray` import this module when they are called. Importing this module gives every
-`xarray.Dataset` the accessor ``halox``, see `DatasetFields`.
+`dataarray` gives a field the names and coordinates of the grid's axes. `from_dataarray` makes a field: `read` finds the
+grid axes by their names, and holds the array's shape against ``part``, which says what of the field the array holds.
+`DatasetFields` is the accessor ``halox`` of all datasets, once this module is imported: exchanges and checkpoints of
+their variables. Begin reading at `Reading`.
+
+`Grid.dataarray` and `Grid.from_dataarray` import this module when they are called. It works on the grid's domain and so
+imports nothing of `halox.grid`.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -18,12 +23,16 @@ from halox.checkpoint.calls import SaveOptions, save
 from halox.checkpoint.fields import kept_attributes, kept_options
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
-from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, Coordinates, beyond, with_faces
-from halox.domain.domain import domain_of
+from halox.domain import Domain
+from halox.domain.domain import HasDomain, domain_of
 from halox.domain.options import FieldOptions, fixed_dtype
+<<<<<<< HEAD
 from halox.errors import FieldError, MismatchError, MissingPackageError, raising
 from halox.grid import Grid
+=======
+from halox.errors import FieldError, MissingPackageError
+>>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import is_device_array
@@ -39,14 +48,22 @@ except ImportError as error:
 
 _CALL, _WRITING = "from_dataarray", "to_zarr"
 
-WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
+Part: TypeAlias = Literal["whole", "block", "halo"]
+"""What a labelled array holds: the whole field, the cells of this rank, or these with their halo."""
+
+
+class Exchanging(HasDomain, Protocol):
+    """A grid that exchanges fields."""
+
+    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
+        """Fill the halos of fields; see `Grid.exchange`."""
 
 
 # From fields
 
 
 def dataarray(
-    grid: Grid[Any],
+    grid: HasDomain,
     field: Any,
     *,
     name: str | None = None,
@@ -94,10 +111,11 @@ def dataarray(
 
     Notes
     -----
-    Local. `xarray.combine_by_coords` combines the blocks of several ranks. `from_dataarray` is the inverse.
+    Local. `xarray.combine_by_coords` combines the blocks of several ranks. `from_dataarray` is the inverse, with
+    ``part="block"``, or ``part="halo"`` for an array with halo.
     """
-    domain_of(grid)
-    layout = grid.layout(field)
+    domain = domain_of(grid)
+    layout = domain.layouts.find(field)
     spec = layout.spec
     if spec.parity is not None:
         raise FieldError(
@@ -106,7 +124,9 @@ def dataarray(
         )
     if name is not None and not isinstance(name, str):
         raise FieldError(f"name must be a str or None, got {shown(name)}")
-    labels = grid.domain.labels.updated(dims, coords, numbers=False)
+    if attrs is not None and not isinstance(attrs, Mapping):
+        raise FieldError(f"attrs must be a mapping of names to attributes, got {shown(attrs)}")
+    labels = domain.labels.updated(dims, coords, numbers=False)
     axes = with_faces(labels.dims, spec.staggered)
     with_halo = check_bool("halo", halo, FieldError)
     before = len(spec.components_before)
@@ -123,14 +143,8 @@ def dataarray(
             )
         },
         name=name,
-        attrs=kept_attributes(spec, grid.domain.plain.spec) | dict(_attrs(attrs)),
+        attrs=kept_attributes(spec, domain.plain.spec) | dict(attrs or {}),
     )
-
-
-def _attrs(attrs: object) -> Mapping[str, Any]:
-    if attrs is not None and not isinstance(attrs, Mapping):
-        raise FieldError(f"attrs must be a mapping of names to attributes, got {shown(attrs)}")
-    return attrs or {}
 
 
 def _cut(axis: str, given: Coordinates | None, cut: slice, points: int) -> xarray.Variable:
@@ -148,35 +162,38 @@ def _cut(axis: str, given: Coordinates | None, cut: slice, points: int) -> xarra
 # To fields
 
 
-def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None = None) -> Any:
+def from_dataarray(
+    grid: HasDomain, array: object, *, dims: Sequence[str] | None = None, part: Part = "whole"
+) -> Any:
     """Make a field from a labelled array; `Grid.from_dataarray` calls it.
 
     Parameters
     ----------
     grid : Grid
     array : xarray.DataArray
-        On every rank either the whole field, from which each rank takes its cells, or the cells of this rank, with or
-        without a halo. The halo is the grid's halo, or the halo of the field that the array is a view of. Axes may be
-        in any order. "x_face" in place of "x" is a staggered axis; axes with other names are components. If values are
-        loaded lazily, as from a file, only the needed part is loaded.
+        Axes may be in any order. "x_face" in place of "x" is a staggered axis; axes with other names are components.
     dims : sequence of str, optional
         Names of the grid axes; by default ``dims`` of the grid.
+    part : {"whole", "block", "halo"}
+        What ``array`` holds, the same on all ranks: the whole field, from which each rank takes its cells (if values
+        are loaded lazily, as from a file, it loads no others); the cells of this rank; or the cells of this rank and
+        their halo. This is the halo of the field that ``array`` is a view of, or else the grid's halo, or else that of
+        the only fields of the grid with this shape.
 
     Returns
     -------
     array
-        A new field on the grid's device. Its halo is zero unless ``array`` includes the halo. It has the options
-        ``sign``, ``position`` and ``boundary`` that attributes of `dataarray` keep. Arithmetic of xarray may drop
-        attributes (``xarray.set_options(keep_attrs=True)``).
+        A new field on the grid's device. Its halo is zero unless ``part`` is "halo". It has the options ``sign``,
+        ``position`` and ``boundary`` that attributes of `dataarray` keep. Arithmetic of xarray may drop attributes
+        (``xarray.set_options(keep_attrs=True)``).
 
     Raises
     ------
     FieldError
-        If ``array`` is not a DataArray, a grid axis is missing, or the extents fit neither the whole field nor the
-        rank's cells. Also if the extents fit both the whole field and the rank's cells with halo, and ``array`` is not
-        a view of a field.
+        If ``array`` is not a DataArray, a grid axis is missing, ``part`` is invalid, or the extents are not those of
+        this part of a field.
     MismatchError
-        If the arrays of the ranks differ in dtype or layout, or only some of the arrays are the whole field.
+        If ``part``, or the arrays' dtype or layout, differ between ranks.
     MissingPackageError
         If xarray is not installed.
 
@@ -184,11 +201,13 @@ def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None
     -----
     Collective. All errors are raised on all ranks.
     """
+    domain = domain_of(grid)
 
-    def read_here() -> tuple[Reading, ArrayRecord]:
-        reading = read(grid, array, dims)
-        return reading, reading.record
+    def read_here() -> tuple[Reading, Mapping[str, object]]:
+        reading = read(domain, array, dims, part)
+        return reading, reading.compared("the array")
 
+<<<<<<< HEAD
     reading, records = grid.domain.world.gather(read_here, _CALL)
     kinds = agreed(records)
     if _is_open(kinds):
@@ -211,151 +230,124 @@ class ArrayRecord:
     layout: FieldSpec
     dtype: np.dtype[Any]
     kinds: tuple[str, ...]
+=======
+    return make_field(domain, domain.world.prepare_compared(read_here, _CALL))
+>>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A labelled array with recognised axes, in the order of the field's axes."""
+    """A labelled array that becomes a field: its axes in the order of the field's, and the layout of the field."""
 
     array: xarray.DataArray
     layout: FieldLayout
-    record: ArrayRecord
     options: FieldOptions
+    part: Part
 
     @property
     def dims(self) -> tuple[Hashable, ...]:
-        """Names of the dimensions along the grid axes."""
+        """Names of the array's dimensions along the grid axes."""
         before = len(self.layout.spec.components_before)
         return self.array.dims[before : before + self.layout.spec.ndim]
 
     @property
-    def choices(self) -> str:
-        """Error text for an array that fits both the whole field and this rank's cells with halo."""
-        inside = self.layout.interior[len(self.layout.spec.components_before) :]
-        ways = [
-            ", ".join(
-                f"{d}=slice({cut.start}, {cut.stop})"
-                for d, cut in zip(self.dims, cuts, strict=False)
-            )
-            for cuts in (self.layout.owned, inside)
-        ]
-        return (
-            f"has the shape of {WHOLE} and of {HALO}; give the cells of this rank alone: array.isel({ways[0]}) of the "
-            f"whole field, array.isel({ways[1]}) of cells with halo"
-        )
+    def cells(self) -> tuple[slice, ...]:
+        """The cells of this rank in the array, along the grid axes."""
+        if self.part == "whole":
+            return self.layout.owned
+        if self.part == "halo":
+            return self.layout.interior[len(self.layout.spec.components_before) :][: len(self.dims)]
+        return tuple(slice(None) for _ in self.dims)
 
-    def fill(self, field: Any, kind: str) -> None:
-        """Set the cells of a field of the same layout; local."""
-        layout, array = self.layout, self.array
-        if kind == WHOLE:
-            array = array.isel(dict(zip(self.dims, layout.owned, strict=True)))
-        data = array.data  # loads lazy values
-        target = field if kind == HALO else field[layout.interior]
-        if is_device_array(target):
-            target[...] = as_device_array(data)
-        else:
-            target[...] = to_host(data)
-
-    def own_part(self, values: Array, axis: int, kind: str) -> tuple[int, Array]:
-        """Return the global index of the first coordinate along a grid axis, and the coordinates without the halo."""
-        owned, stored = self.layout.owned[axis], self.layout.stored[axis]
-        if kind == WHOLE:
-            return 0, values
-        if kind == HALO:
-            values = values[owned.start - stored.start :][: owned.stop - owned.start]
-        return owned.start, values
+    def compared(self, name: str) -> dict[str, object]:
+        """Return what must be the same on all ranks; errors call the array ``name``."""
+        spec, dtype = self.layout.spec.without_boundary, self.array.dtype
+        return {"part": self.part, f"dtype of {name}": dtype, f"layout of {name}": spec}
 
 
-def agreed(records: Sequence[ArrayRecord], name: str | None = None) -> tuple[str, ...]:
-    """Return the kinds that fit the arrays of all ranks; raises `MismatchError` on all ranks."""
-    first, arrays = records[0], "the arrays" + ("" if name is None else f" of variable {name!r}")
-    for rank, other in enumerate(records):
-        for which in ("layout", "dtype"):
-            mine, theirs = getattr(first, which), getattr(other, which)
-            if mine != theirs:
-                raise MismatchError(
-                    f"{arrays} need one {which} on all ranks: rank 0 gave {mine}, rank {rank} {theirs}; give "
-                    "the same on all ranks"
-                )
-    common = tuple(kind for kind in first.kinds if all(kind in other.kinds for other in records))
-    if not common:
-        text = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(records))
-        raise MismatchError(f"{arrays} are not alike: {text}; give the same kind on all ranks")
-    return common
-
-
-def _is_open(kinds: Sequence[str]) -> bool:
-    """Whether an array fits both the whole field and a block with halo, but not a block without halo."""
-    return WHOLE in kinds and HALO in kinds and BLOCK not in kinds
-
-
-def read(grid: Grid[Any], array: object, dims: Sequence[str] | None) -> Reading:
+def read(domain: Domain, array: object, dims: Sequence[str] | None, part: Part) -> Reading:
     """Recognise the axes of a labelled array, with the parameters and errors of `from_dataarray`. Local."""
     if not isinstance(array, xarray.DataArray):
         raise FieldError(
             f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
         )
-    axes = grid.domain.labels.updated(dims, None).dims
-    grid_dims = _grid_dims(array, axes)
-    if len(grid_dims) < len(axes):
-        raise FieldError(
-            f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(axes)}; name the "
-            "grid axes by dims="
-        )
-    ordered = array.transpose(*_order(array.dims, grid_dims))
+    if not isinstance(part, str) or part not in get_args(Part):
+        raise FieldError(f'part must be "whole", "block" or "halo", got {shown(part)}')
+    ordered, grid_dims = _ordered(array, domain.labels.updated(dims, None).dims, "the array")
+    fixed_dtype(array.dtype)
     before = ordered.dims.index(grid_dims[0])
-    behind = before + len(grid_dims)
     options: FieldOptions = {
         "components": ordered.shape[:before],
-        "components_after": ordered.shape[behind:],
+        "components_after": ordered.shape[before + len(grid_dims) :],
         "staggered": [axis for axis, name in enumerate(grid_dims) if name.endswith(FACE)],
         **kept_options(array.attrs),
     }
-    layout = grid.domain.layouts.of_options(options)
-    spec, dtype = layout.spec, fixed_dtype(array.dtype)
-    owned = tuple(cut.stop - cut.start for cut in layout.owned)
+    layout = domain.layouts.of_options(options)
+    if part == "halo":
+        layout = _with_halo_of(domain, ordered, layout)
+    spec = layout.spec
+    own = tuple(cut.stop - cut.start for cut in layout.owned)
     shapes = {
-        WHOLE: layout.global_shape,
-        BLOCK: spec.components_before + owned + spec.components_after,
-        HALO: layout.padded_shape,
+        "whole": layout.global_shape,
+        "block": spec.components_before + own + spec.components_after,
+        "halo": layout.padded_shape,
     }
-    kinds = tuple(kind for kind, shape in shapes.items() if ordered.shape == shape)
-    halo = _halo_of_field(grid, ordered, spec, any_array=not kinds)
-    if halo is not None:
-        spec, kinds = replace(spec, halo=halo), (HALO,)
-        layout = grid.domain.layouts.of(spec)
-    if not kinds:
+    if ordered.shape != shapes[part]:
+        others = " or ".join(f"{shape} for part={one!r}" for one, shape in shapes.items())
         raise FieldError(
-            f"the array has the extents {ordered.shape} along {_listed(ordered.dims)}; expected "
-            + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
+            f"the array has the extents {ordered.shape} along {_listed(ordered.dims)}, and part={part!r}; expected "
+            f"{others}"
         )
-    record = ArrayRecord(spec.without_boundary, dtype, kinds)
-    return Reading(ordered, layout, record, options)
+    return Reading(ordered, layout, options | {"halo": spec.halo}, part)
 
 
-def _halo_of_field(
-    grid: Grid[Any], array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
-) -> Halo | None:
-    """Return the halo of an array that is a field; None if it is not a field, or has no halo.
+def _with_halo_of(domain: Domain, array: xarray.DataArray, plain: FieldLayout) -> FieldLayout:
+    """Return the layout of an array with halo; ``plain`` has the grid's halo."""
 
-    With ``any_array``, an array that is not a field may be a result of arithmetic on fields: return the halo of the
-    grid's fields with its shape, if they have a single one.
+    def axes(spec: FieldSpec) -> object:
+        return spec.components_before, spec.components_after, spec.staggered, spec.parity
+
+    layouts, mine = domain.layouts, axes(plain.spec)
+    halos = {u.spec.halo for u in layouts.of_shape(array.shape) if axes(u.spec) == mine}
+    if not halos:
+        return plain  # without loading lazy values
+    field = layouts.declared(array.data)
+    if field is not None and axes(field.spec) == mine:
+        halos = {field.spec.halo}
+    elif plain.padded_shape == array.shape or len(halos) > 1:
+        return plain
+    return layouts.of(replace(plain.spec, halo=halos.pop()))
+
+
+def make_field(domain: Domain, reading: Reading) -> Any:
+    """Make a field from a labelled array; collective."""
+    field = domain.allocation.new(reading.array.dtype, reading.options)
+
+    def fill() -> None:
+        target, array = field, reading.array
+        if reading.part != "halo":
+            target = field[reading.layout.interior]
+            array = array.isel(dict(zip(reading.dims, reading.cells, strict=True)))
+        data = array.data  # loads lazy values
+        target[...] = as_device_array(data) if is_device_array(target) else to_host(data)
+
+    domain.world.guarded(fill, _CALL)
+    return field
+
+
+def _ordered(array: Any, axes: Sequence[str], what: str) -> tuple[Any, list[str]]:
+    """Return a labelled array or variable with the grid axes adjacent, at the place of the first, and their names.
+
+    Raises `FieldError` if an axis is missing or present twice.
     """
-
-    def is_like(other: FieldSpec) -> bool:
-        return replace(spec, halo=other.halo, offsets=other.offsets) == other and any(
-            map(any, other.halo)
+    dims, grid_dims = array.dims, _grid_dims(array, axes)
+    if len(grid_dims) < len(axes):
+        raise FieldError(
+            f"{what} has the dimensions {_listed(dims)}, and the grid {_listed(axes)}; name the grid axes by dims="
         )
-
-    layouts = grid.domain.layouts.of_shape(array.shape)
-    specs = [layout.spec for layout in layouts if is_like(layout.spec)]
-    if not specs:
-        return None  # do not load lazy values
-    declared = grid.domain.layouts.declared(array.data)
-    if declared is not None:
-        return declared.spec.halo if is_like(declared.spec) else None
-    halos = {spec.halo for spec in specs}
-    return halos.pop() if any_array and len(halos) == 1 else None
+    first = min(dims.index(name) for name in grid_dims)
+    behind = [name for name in dims[first:] if name not in grid_dims]
+    return array.transpose(*dims[:first], *grid_dims, *behind), grid_dims
 
 
 def _grid_dims(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
@@ -369,64 +361,11 @@ def _grid_dims(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -
     return dims
 
 
-def _order(dims: Sequence[Hashable], grid_dims: Sequence[Hashable]) -> list[Hashable]:
-    """Return an array's dimensions with the grid axes adjacent, at the position of the first grid axis."""
-    first = min(dims.index(name) for name in grid_dims)
-    return [*dims[:first], *grid_dims, *(name for name in dims[first:] if name not in grid_dims)]
-
-
 def _listed(names: Iterable[Hashable]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
 # Datasets
-
-
-class _DatasetRecord(NamedTuple):
-    """Variables of a dataset and their coordinates: for each axis, a variable that has it and the axis number."""
-
-    arrays: dict[str, ArrayRecord]
-    coords: dict[str, tuple[str, int]]
-
-
-def _dataset_text(record: _DatasetRecord) -> str:
-    return f"the variables {_listed(record.arrays)} with coordinates {_listed(record.coords)}"
-
-
-def _kinds(
-    readings: Mapping[str, Reading], common: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
-    """Return the kind of each variable of a dataset; raises `FieldError` on all ranks.
-
-    Along a dimension, either all variables have a halo or no variable has one. A variable of known kind thus decides
-    about ambiguous variables that share its dimensions.
-    """
-    decided: dict[str, str] = {}
-    first: dict[Hashable, str] = {}  # a variable that has the dimension
-    for name in sorted(common, key=lambda name: _is_open(common[name])):
-        kinds, reading = common[name], readings[name]
-        widths = zip(reading.dims, reading.layout.spec.halo, strict=True)
-        dims = [dim for dim, sides in widths if any(sides)]
-        others = [first[dim] for dim in dims if dim in first]
-        if _is_open(kinds):
-            if not others:
-                raise FieldError(f"variable {name!r} {reading.choices}")
-            kinds = (HALO,) if decided[others[0]] == HALO else (WHOLE,)
-        decided[name] = kinds[0]
-        for other in others:
-            if (decided[other] == HALO) != (decided[name] == HALO):
-                raise FieldError(
-                    f"variables {other!r} and {name!r} share a dimension, and one is {decided[other]}, the other "
-                    f"{decided[name]}; give both with halo, or both without"
-                )
-        first = dict.fromkeys(dims, name) | first
-    return decided
-
-
-def _joined(parts: Sequence[tuple[int, Array]]) -> Array:
-    """Join the coordinates of all ranks' parts to the coordinates of the whole grid."""
-    by_start = dict(parts)
-    return np.concatenate([by_start[start] for start in sorted(by_start)])
 
 
 def _own_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -451,7 +390,7 @@ class DatasetFields:
     @short_errors
     def exchange(
         self,
-        grid: Grid[Any],
+        grid: Exchanging,
         *names: str,
         dims: Sequence[str] | None = None,
         corners: bool | None = None,
@@ -479,12 +418,17 @@ class DatasetFields:
         -----
         Collective; also raises the errors of `Grid.exchange`. Variables are exchanged in the order of their names.
         """
-        domain_of(grid)
+        domain = domain_of(grid)
         try:
-            fields = self._fields(grid, names, dims)
+            fields = self._fields(domain, names, dims)
         except Exception as error:  # other ranks get the error in their exchange
+<<<<<<< HEAD
             grid.domain.world.begin("exchange")
             grid.domain.world.attempt(raising(error), "exchange")
+=======
+            domain.world.begin("exchange")
+            domain.world.agree(error, "exchange")
+>>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
         else:
             grid.exchange(*fields, corners=corners)
 
@@ -492,8 +436,9 @@ class DatasetFields:
     def to_zarr(
         self,
         path: str | PathLike[str],
-        grid: Grid[Any],
+        grid: HasDomain,
         *,
+        part: Part = "halo",
         dims: Sequence[str] | None = None,
         compressors: object = None,
         progress: Progress | None = None,
@@ -504,6 +449,9 @@ class DatasetFields:
         ----------
         path : str or path
         grid : Grid
+        part : {"halo", "block", "whole"}
+            What the variables hold, all alike: the cells of this rank with halo, without halo, or the whole field; see
+            `from_dataarray`.
         dims : sequence of str, optional
             Names of the grid axes; see `dataarray`.
         compressors, progress
@@ -513,10 +461,9 @@ class DatasetFields:
         ------
         FieldError
             If no variable has the grid's axes, or a variable with at least as many dimensions as the grid lacks a grid
-            axis. Also if a variable fits both the whole field and a block with halo, and no variable of known kind
-            shares a dimension with it.
+            axis. Also if ``part`` is invalid, or a variable's extents are not those of this part of a field.
         MismatchError
-            If variables or coordinates differ between ranks.
+            If ``part``, variables or coordinates differ between ranks.
 
         Notes
         -----
@@ -524,6 +471,7 @@ class DatasetFields:
         grid's axes, their coordinates along these axes, and the attributes of variables, coordinates and dataset, from
         rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
+<<<<<<< HEAD
         with domain_of(grid).world.guard:
             self._write(path, grid, dims, compressors, progress)
 
@@ -580,24 +528,74 @@ class DatasetFields:
             progress=progress,
         )
         save(grid.domain, path, fields, {}, chosen)
+=======
+        domain, dataset = domain_of(grid), self._dataset
+        with domain.world.guard:
+            domain.world.begin(_WRITING)
+            readings = domain.world.prepare_compared(
+                lambda: self._read_variables(domain, dims, part), _WRITING
+            )
+            fields = {name: make_field(domain, reading) for name, reading in readings.items()}
+            coords = self._whole_coords(domain, readings)
+            chosen = SaveOptions(
+                attrs=_own_attrs(dataset.attrs),
+                dims=dims,
+                coords=coords,
+                array_attrs={name: _own_attrs(dataset[name].attrs) for name in (*fields, *coords)},
+                compressors=compressors,
+                progress=progress,
+            )
+            save(domain, path, fields, {}, chosen)
+>>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
 
     def _read_variables(
-        self, grid: Grid[Any], dims: Sequence[str] | None
-    ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
-        """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
-        axes, dataset = grid.domain.labels.updated(dims, None).dims, self._dataset
+        self, domain: Domain, dims: Sequence[str] | None, part: Part
+    ) -> tuple[dict[str, Reading], dict[str, object]]:
+        """Return the variables with all grid axes, and what must be the same on all ranks."""
+        axes = domain.labels.updated(dims, None).dims
         readings: dict[str, Reading] = {}
-        coords: dict[str, tuple[str, int]] = {}
         for name in self._names(axes):
             try:
-                readings[name] = read(grid, dataset[name], axes)
+                readings[name] = read(domain, self._dataset[name], axes, part)
             except FieldError as error:
                 raise FieldError(f"variable {name!r}: {error}") from error
-            for number, axis in enumerate(readings[name].dims):
-                if axis in dataset.coords:
-                    coords.setdefault(str(axis), (name, number))
-        arrays = {name: reading.record for name, reading in readings.items()}
-        return (axes, readings), _DatasetRecord(arrays, coords)
+        compared: dict[str, object] = {
+            "variables": [*readings],
+            "coordinates": [*self._places(readings)],
+        }
+        for name, reading in readings.items():
+            compared |= reading.compared(f"variable {name!r}")
+        return readings, compared
+
+    def _places(self, readings: Mapping[str, Reading]) -> dict[str, tuple[Reading, int]]:
+        """Return the dimensions with coordinates: for each, a variable that has it, and the number of its grid axis."""
+        return {
+            str(dim): (reading, axis)
+            for reading in readings.values()
+            for axis, dim in enumerate(reading.dims)
+            if dim in self._dataset.coords
+        }
+
+    def _whole_coords(self, domain: Domain, readings: Mapping[str, Reading]) -> dict[str, Array]:
+        """Join the coordinates of the cells of all ranks to those of the whole grid; collective."""
+
+        def of_this_rank() -> dict[str, tuple[int, Array]]:  # may load lazy values
+            return {
+                dim: (reading.layout.owned[axis].start, values[reading.cells[axis]])
+                for dim, (reading, axis) in self._places(readings).items()
+                for values in [self._dataset[dim].values]
+            }
+
+        ranks = domain.world.gather_result(of_this_rank, _WRITING)
+
+        def joined() -> dict[str, Array]:
+            by_start = {dim: dict(rank[dim] for rank in ranks) for dim in ranks[0]}
+            return {
+                dim: np.concatenate([values for _, values in sorted(found.items())])
+                for dim, found in by_start.items()
+            }
+
+        return domain.world.guarded(joined, _WRITING)
 
     def _names(self, axes: Sequence[str]) -> list[str]:
         """Return the sorted names of the variables with all grid axes.
@@ -628,28 +626,21 @@ class DatasetFields:
         return names
 
     def _fields(
-        self, grid: Grid[Any], names: Sequence[str], dims: Sequence[str] | None
+        self, domain: Domain, names: Sequence[str], dims: Sequence[str] | None
     ) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
-        axes, arrays = grid.domain.labels.updated(dims, None).dims, []
+        axes, arrays = domain.labels.updated(dims, None).dims, []
         for name in sorted(names, key=str) or self._names(axes):
             if not isinstance(name, str) or name not in self._dataset.variables:
                 raise FieldError(
                     f"the dataset has no variable {shown(name)}; it has {_listed(self._dataset.data_vars)}"
                 )
-            variable = self._dataset[name].variable
-            grid_dims = _grid_dims(variable, axes)
-            if len(grid_dims) < len(axes):
-                raise FieldError(
-                    f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
-                    "name the grid axes by dims="
-                )
-            array = variable.transpose(*_order(variable.dims, grid_dims)).data
+            ordered, _ = _ordered(self._dataset[name].variable, axes, f"variable {name!r}")
             try:
-                grid.layout(array)
+                domain.layouts.find(ordered.data)
             except FieldError as error:
                 raise FieldError(
                     f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
                 ) from error
-            arrays.append(array)
+            arrays.append(ordered.data)
         return arrays

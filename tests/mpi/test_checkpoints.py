@@ -589,7 +589,7 @@ def test_options_of_fields_are_kept(path: Path, comm: MPI.Intracomm) -> None:
         labelled = {name: g.dataarray(u, name=name, halo=True) for name, u in fields.items()}
         for name, array in labelled.items():
             spec = g.layout(fields[name]).spec
-            assert g.layout(g.from_dataarray(array)).spec == spec
+            assert g.layout(g.from_dataarray(array, part="halo")).spec == spec
             if name in ("position", "walls"):
                 array.to_dataset().halox.to_zarr(path / name, g)
                 (v,) = g.load(path / name).values()
@@ -636,7 +636,7 @@ def test_a_boundary_function_must_be_given_again(path: Path, comm: MPI.Intracomm
         assert (exchanged(g, found) == exchanged(g, u)).all()
         pytest.importorskip("xarray")
         with pytest.raises(FieldError, match=r"\bwall\b"):
-            g.from_dataarray(g.dataarray(u))
+            g.from_dataarray(g.dataarray(u), part="block")
     with grid(comm, boundary=wall) as g:  # the grid's boundary is no option of a field
         g.save(path / "a", u=g.full(2.0))
         assert g.max(g.load(path / "a")["u"]) == 2

@@ -116,7 +116,7 @@ def test_there_and_back(grid: halox.Grid) -> None:
     for halo in (False, True):
         block = grid.dataarray(u, halo=halo)
         for turned in (block, block.transpose("y", "component_0", "x", "component_1")):
-            again = grid.from_dataarray(turned)
+            again = grid.from_dataarray(turned, part="halo" if halo else "block")
             assert again is not u and not np.shares_memory(again, u)
             if turned is block:
                 assert np.array_equal(grid.interior(again), grid.interior(u))
@@ -183,7 +183,7 @@ def test_a_grid_with_a_boundary_function(comm: MPI.Intracomm, tmp_path: Path) ->
     with make(comm, boundary=boundary) as grid:
         u = grid.random(3)
         for halo in (False, True):
-            v = grid.from_dataarray(grid.dataarray(u, halo=halo))
+            v = grid.from_dataarray(grid.dataarray(u, halo=halo), part="halo" if halo else "block")
             assert np.array_equal(grid.interior(v), grid.interior(u))
         xr.Dataset({"u": grid.dataarray(u, halo=True)}).halox.to_zarr(path, grid)
         assert np.array_equal(grid.interior(grid.load(path)["u"]), grid.interior(u))
@@ -239,7 +239,7 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
         },
         attrs={"step": 7},
     )
-    dataset.halox.to_zarr(path, grid)
+    dataset.halox.to_zarr(path, grid, part="halo" if halo else "block")
     with xr.open_zarr(path, chunks=None) as found:
         assert set(found.data_vars) == {"u", "w"} and found.attrs["step"] == 7
         assert found.u.dims == ("x", "y") and found.w.dims == ("x", "y_face")
@@ -247,7 +247,7 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
         assert np.allclose(found.x, X) and np.allclose(found.y, Y)
         assert found.u.attrs["units"] == "m/s" and found.x.attrs == {"units": "m"}
         again = grid.from_dataarray(found.u)
-        found.halox.to_zarr(path.with_name("again.zarr"), grid)
+        found.halox.to_zarr(path.with_name("again.zarr"), grid, part="whole")
     assert np.array_equal(grid.interior(again), grid.interior(u))
     with xr.open_zarr(path.with_name("again.zarr"), chunks=None) as found:
         assert np.array_equal(found.w, values["w"]) and found.attrs["step"] == 7
@@ -289,9 +289,11 @@ def fields_of(case: Case, comm: MPI.Intracomm) -> Iterator[tuple[halox.Grid, Any
             yield grid, u, values, coords
 
 
-def check_saved(dataset: Any, grid: halox.Grid, path: Path, values: Any, coords: Any) -> None:
+def check_saved(
+    dataset: Any, grid: halox.Grid, path: Path, values: Any, coords: Any, part: str = "halo"
+) -> None:
     """Write a dataset, and compare all stored variables and coordinates."""
-    dataset.halox.to_zarr(path, grid)
+    dataset.halox.to_zarr(path, grid, part=part)
     with xr.open_zarr(path, chunks=None) as found:
         for name in dataset.data_vars:
             assert np.array_equal(found[name], values)
@@ -309,22 +311,16 @@ def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
 ) -> None:
     pytest.importorskip("zarr")
     path = comm.bcast(tmp_path) / "run.zarr"
+    part = "halo" if kind == "arithmetic" else kind
     for grid, u, values, coords in fields_of(case, comm):
-        block = grid.dataarray(u, coords=coords, halo=kind != "block")
+        block = grid.dataarray(u, coords=coords, halo=part == "halo")
         if kind == "whole":
             block = xr.DataArray(values, coords, block.dims)
         elif kind == "arithmetic":
             block = 1 * block
-        dataset = xr.Dataset({"u": block})
-        alike = comm.allgather(block.shape == values.shape == u.shape)
-        if kind in ("whole", "arithmetic") and all(alike):
-            with pytest.raises(FieldError):
-                dataset.halox.to_zarr(path, grid)
-            dataset["v"] = grid.dataarray(u, coords=coords, halo=True)
-            if kind == "arithmetic":  # the labelled field resolves the ambiguity
-                check_saved(dataset, grid, path, values, coords)
-        else:
-            check_saved(dataset, grid, path, values, coords)
+        check_saved(xr.Dataset({"u": block}), grid, path, values, coords, part)
+        again = grid.from_dataarray(block, part=part)
+        assert np.array_equal(grid.interior(again), grid.interior(u))
 
 
 def test_an_unknown_option_on_one_rank_begins_no_call(grid: halox.Grid, tmp_path: Path) -> None:
@@ -350,24 +346,9 @@ def test_fields_with_another_halo_become_a_checkpoint(
         grid.interior(v)[...] = values[layout.owned]
         block = grid.dataarray(v, coords=coords, halo=True)
         check_saved(xr.Dataset({"v": block}), grid, path, values, coords)
-        again = grid.from_dataarray(block)
-        assert np.array_equal(again, v) and grid.layout(again) is grid.layout(v)
-
-
-@pytest.mark.ranks(2)
-def test_variables_with_and_without_halo_along_one_dimension(
-    comm: MPI.Intracomm, tmp_path: Path
-) -> None:
-    path = comm.bcast(tmp_path) / "run.zarr"
-    options: dict[str, Any] = {"comm": comm, "device": "cpu", "proc_shape": (2, 1)}
-    with halox.Grid((8, 6), halo=2, **options) as grid:
-        u = grid.dataarray(grid.zeros(), halo=True)
-        w = xr.DataArray(np.zeros((8, 7)), dims=("x", "y_face"))
-        dataset = xr.Dataset({"u": u.drop_vars("x"), "w": w})
-        with pytest.raises(FieldError):
-            dataset.halox.to_zarr(path, grid)
-        with pytest.raises(FieldError):
-            xr.Dataset({"v": (("x", "y"), np.zeros((3, 3)))}).halox.to_zarr(path, grid)
+        for array in (block, 1 * block):
+            again = grid.from_dataarray(array, part="halo")
+            assert np.array_equal(again, v) and grid.layout(again) is grid.layout(v)
 
 
 def given(array: Any, **options: Any) -> Any:
@@ -394,10 +375,10 @@ def exchanged(make_dataset: Any, *names: Any) -> Any:
     return call
 
 
-def written(make_dataset: Any) -> Any:
+def written(make_dataset: Any, part: str = "whole") -> Any:
     def call(comm: MPI.Intracomm) -> None:
         with make(comm) as grid:
-            make_dataset(grid).halox.to_zarr("none.zarr", grid)
+            make_dataset(grid).halox.to_zarr("none.zarr", grid, part=part)
 
     return call
 
@@ -448,8 +429,27 @@ BAD: Table = {
                 of_shape(*SHAPE) if grid.rank == 0 else grid.dataarray(np.zeros(grid.padded_shape))
             )
         ),
+        FieldError,
+        "part='block'",
+    ),
+    "a labelled array with halo as the whole field": (
+        given(lambda grid: grid.dataarray(grid.zeros(), halo=True)),
+        FieldError,
+        "part='whole'",
+    ),
+    "a labelled array of an unknown part": (
+        given(of_shape(*SHAPE), part="interior"),
+        FieldError,
+        "part",
+    ),
+    "parts in a list": (given(of_shape(*SHAPE), part=["whole"]), FieldError, "part"),
+    "parts that differ >1": (
+        lambda comm: given(
+            lambda grid: grid.dataarray(grid.zeros(), halo=comm.rank == 0),
+            part="halo" if comm.rank == 0 else "block",
+        )(comm),
         MismatchError,
-        "whole",
+        "part differs",
     ),
     "a labelled array on one rank only >1": (
         given(lambda grid: None if grid.rank == 1 else of_shape(*SHAPE)),
@@ -503,6 +503,11 @@ BAD: Table = {
         exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), "v"),
         FieldError,
         "'v'",
+    ),
+    "a dataset of blocks written as if with halo": (
+        written(lambda grid: xr.Dataset({"u": grid.dataarray(grid.zeros())}), part="halo"),
+        FieldError,
+        "variable 'u'",
     ),
     "a dataset without a variable on one rank >1": (
         written(lambda grid: xr.Dataset({} if grid.rank == 1 else {"u": of_shape(*SHAPE)})),

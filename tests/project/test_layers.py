@@ -31,11 +31,11 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.exchange"}, {"halox.collectives"}],
     [{"halox.gathering"}, {"halox.sampling"}, {"halox.linear_operators"}],
     [{"halox.checkpoint"}],
+    [{"halox.xarray"}],
     [
         {
             "halox.grid",
             "halox.grid_reductions",
-            "halox.xarray",
             "halox.coarsening",
             "halox.prediction",
         }
