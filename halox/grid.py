@@ -738,13 +738,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         See `halox.xarray.from_dataarray`.
         """
         self._world.begin("from_dataarray")
-<<<<<<< HEAD
         labelled = self._world.attempt(lambda: import_module("halox.xarray"), "from_dataarray")
-        made: FieldArray = labelled.from_dataarray(self, array, dims=dims)
-=======
-        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
         made: FieldArray = labelled.from_dataarray(self, array, dims=dims, part=part)
->>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
         return made
 
     # Exchanges

@@ -27,12 +27,7 @@ from halox.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain import Domain
 from halox.domain.domain import HasDomain, domain_of
 from halox.domain.options import FieldOptions, fixed_dtype
-<<<<<<< HEAD
-from halox.errors import FieldError, MismatchError, MissingPackageError, raising
-from halox.grid import Grid
-=======
-from halox.errors import FieldError, MissingPackageError
->>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
+from halox.errors import FieldError, MissingPackageError, raising
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import is_device_array
@@ -207,32 +202,7 @@ def from_dataarray(
         reading = read(domain, array, dims, part)
         return reading, reading.compared("the array")
 
-<<<<<<< HEAD
-    reading, records = grid.domain.world.gather(read_here, _CALL)
-    kinds = agreed(records)
-    if _is_open(kinds):
-        raise FieldError(f"the array {reading.choices}")
-    return make_field(grid, reading, kinds[0])
-
-
-def make_field(grid: Grid[Any], reading: Reading, kind: str) -> Any:
-    """Make a field from a labelled array; collective."""
-    options = reading.options | {"halo": reading.layout.spec.halo}
-    field = grid.zeros(reading.record.dtype, **options)
-    grid.domain.world.attempt(lambda: reading.fill(field, kind), _CALL)
-    return field
-
-
-@dataclass(frozen=True)
-class ArrayRecord:
-    """Layout and dtype of a rank's array, and the kinds that fit its shape (`WHOLE`, `BLOCK`, `HALO`)."""
-
-    layout: FieldSpec
-    dtype: np.dtype[Any]
-    kinds: tuple[str, ...]
-=======
-    return make_field(domain, domain.world.prepare_compared(read_here, _CALL))
->>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
+    return make_field(domain, domain.world.attempt(read_here, _CALL, alike=True))
 
 
 @dataclass(frozen=True)
@@ -331,7 +301,7 @@ def make_field(domain: Domain, reading: Reading) -> Any:
         data = array.data  # loads lazy values
         target[...] = as_device_array(data) if is_device_array(target) else to_host(data)
 
-    domain.world.guarded(fill, _CALL)
+    domain.world.attempt(fill, _CALL)
     return field
 
 
@@ -422,13 +392,8 @@ class DatasetFields:
         try:
             fields = self._fields(domain, names, dims)
         except Exception as error:  # other ranks get the error in their exchange
-<<<<<<< HEAD
-            grid.domain.world.begin("exchange")
-            grid.domain.world.attempt(raising(error), "exchange")
-=======
             domain.world.begin("exchange")
-            domain.world.agree(error, "exchange")
->>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
+            domain.world.attempt(raising(error), "exchange")
         else:
             grid.exchange(*fields, corners=corners)
 
@@ -471,69 +436,11 @@ class DatasetFields:
         grid's axes, their coordinates along these axes, and the attributes of variables, coordinates and dataset, from
         rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
-<<<<<<< HEAD
-        with domain_of(grid).world.guard:
-            self._write(path, grid, dims, compressors, progress)
-
-    def _write(
-        self,
-        path: str | PathLike[str],
-        grid: Grid[Any],
-        dims: Sequence[str] | None,
-        compressors: object,
-        progress: Progress | None,
-    ) -> None:
-        world = grid.domain.world
-        world.begin(_WRITING)
-        (axes, readings), datasets = world.gather(
-            lambda: self._read_variables(grid, dims), _WRITING
-        )
-        for rank, other in enumerate(datasets):
-            if list(other.arrays) != list(datasets[0].arrays) or other.coords != datasets[0].coords:
-                raise MismatchError(
-                    f"the datasets differ between ranks: rank 0 has {_dataset_text(datasets[0])}, rank {rank} "
-                    f"{_dataset_text(other)}; give the same variables and coordinates on all ranks"
-                )
-        kinds = _kinds(
-            readings,
-            {
-                name: agreed([of_rank.arrays[name] for of_rank in datasets], name)
-                for name in readings
-            },
-        )
-        fields = {
-            name: make_field(grid, reading, kinds[name]) for name, reading in readings.items()
-        }
-
-        def own_coords() -> dict[str, tuple[int, Array]]:  # may load lazy values
-            return {
-                axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
-                for axis, (name, number) in datasets[0].coords.items()
-            }
-
-        _, parts = world.gather(lambda: (None, own_coords()), _WRITING)
-
-        def joined() -> dict[str, Array]:
-            return {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in parts[0]}
-
-        coords = world.attempt(joined, _WRITING)
-        chosen = SaveOptions(
-            attrs=_own_attrs(self._dataset.attrs),
-            dims=axes,
-            coords=coords,
-            array_attrs={
-                name: _own_attrs(self._dataset[name].attrs) for name in (*fields, *coords)
-            },
-            compressors=compressors,
-            progress=progress,
-        )
-        save(grid.domain, path, fields, {}, chosen)
-=======
         domain, dataset = domain_of(grid), self._dataset
         with domain.world.guard:
             domain.world.begin(_WRITING)
-            readings = domain.world.prepare_compared(
-                lambda: self._read_variables(domain, dims, part), _WRITING
+            readings = domain.world.attempt(
+                lambda: self._read_variables(domain, dims, part), _WRITING, alike=True
             )
             fields = {name: make_field(domain, reading) for name, reading in readings.items()}
             coords = self._whole_coords(domain, readings)
@@ -546,7 +453,6 @@ class DatasetFields:
                 progress=progress,
             )
             save(domain, path, fields, {}, chosen)
->>>>>>> 341112bd2597c4db2436c610599c2fa680a3a88c
 
     def _read_variables(
         self, domain: Domain, dims: Sequence[str] | None, part: Part
@@ -586,7 +492,7 @@ class DatasetFields:
                 for values in [self._dataset[dim].values]
             }
 
-        ranks = domain.world.gather_result(of_this_rank, _WRITING)
+        _, ranks = domain.world.gather(lambda: (None, of_this_rank()), _WRITING)
 
         def joined() -> dict[str, Array]:
             by_start = {dim: dict(rank[dim] for rank in ranks) for dim in ranks[0]}
@@ -595,7 +501,7 @@ class DatasetFields:
                 for dim, found in by_start.items()
             }
 
-        return domain.world.guarded(joined, _WRITING)
+        return domain.world.attempt(joined, _WRITING)
 
     def _names(self, axes: Sequence[str]) -> list[str]:
         """Return the sorted names of the variables with all grid axes.

@@ -24,7 +24,6 @@ from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch, check_max_blocks
-from halox.runtime.gpu.streams import Stream
+from halox.runtime.gpu.streams import Stream, stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

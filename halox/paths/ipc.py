@@ -77,11 +77,12 @@ from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
-from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import handshake
+from halox.runtime.segments import Block, Place, SegmentKey
 from halox.runtime.topology import Topology
 from halox.runtime.waiting import STARTED_STEPS
 from halox.runtime.world import World
@@ -90,7 +91,7 @@ from halox.values import rounded_up
 Sign = str | int
 """An event that peers wait for: `READY`, `MOVED` or `CONSUMED`, or a fragment's number, for the end of its packing."""
 
-SlotPlaces = tuple[tuple[DevicePlace, ...], ...]
+SlotPlaces = tuple[tuple[Place, ...], ...]
 """Places of the packed parts of a message, by slot."""
 
 FRAGMENT_BYTES = 4 << 20
@@ -165,7 +166,7 @@ class IpcPath(Path):
 
 def contiguous_places(
     message: Message, arrays: Sequence[Addressed], arena: DeviceArena
-) -> tuple[DevicePlace, ...] | None:
+) -> tuple[Place, ...] | None:
     """Return the addresses of a message's parts; None unless each part is contiguous and in the arena.
 
     If the receiver has places, the sender may put the message there. If the sender has places, the receiver may get the
@@ -199,7 +200,7 @@ class IpcRecord:
     """Description of a rank's memory and events for its peers, with the handles of both."""
 
     places: Mapping[Key, SlotPlaces]  # of messages with packed bytes in this rank's memory
-    segments: Mapping[Allocation, bytes]
+    segments: Mapping[SegmentKey, bytes]
     events: Mapping[Sign, tuple[int, ...]]  # numbers, by slot
     handles: dict[int, bytes]
 
@@ -258,7 +259,7 @@ class IpcChannel(InPlaceChannel, MovableChannel):
         self._packed = link.flag("packed", ())
         self._fragments = max((len(self._cut(m)) for m in sends["staging"]), default=0)
         signs = [*range(self._fragments), *(sign for sign, peers in waiting.items() if peers)]
-        self._block: DeviceBlock | None = None
+        self._block: Block | None = None
         places = self._staging()
         for message in (*receives["put"], *sends["get"]):
             in_array = contiguous_places(message, job.arrays, arena)

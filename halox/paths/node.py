@@ -136,12 +136,7 @@ class NodeLink:
             dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
 
-<<<<<<< HEAD
     def _word(self, place: Place, number: int) -> memoryview:
-        """Return a flag of a block."""
-=======
-    def _word(self, place: HostPlace, number: int) -> memoryview:
->>>>>>> d02bf65c9a7706b390ce9043d49207032f1c922f
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
     def _base(self, place: Place, number: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from halox.runtime.dlpack import DType
@@ -27,9 +27,6 @@ _GRANULE = 512
 _SEGMENT_BYTES = 32 << 20  # smallest segment for small blocks
 _LARGE_GRANULE = 2 << 20  # sizes of segments are multiples of it
 
-DevicePlace: TypeAlias = Place
-DeviceBlock: TypeAlias = Block
-Allocation: TypeAlias = SegmentKey
 
 _arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
 _mapped: dict[SegmentKey, int] = {}  # local addresses of the peers' segments

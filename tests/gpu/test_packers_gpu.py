@@ -24,17 +24,7 @@ from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E402
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")
-BACKENDS = (
-<<<<<<< HEAD
-    *((method, stream) for method in METHODS[:3] for stream in ("legacy", "non-blocking")),
-    *(
-        ("copy_engine", stream) for stream in STREAMS
-    ),  # batched copies are refused on the legacy stream
-=======
-    *((method, stream) for method in METHODS for stream in ("legacy", "non-blocking")),
-    ("traversal of the tree", "legacy"),
->>>>>>> ded7e449e380d8dd028a8ec02200bc32ccc795b5
-)
+BACKENDS = (*((method, stream) for method in METHODS for stream in ("legacy", "non-blocking")),)
 
 
 class GpuBackend:

@@ -42,12 +42,13 @@ from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.paths.scatter_gather.blocks import blocks_of
 from halox.paths.scatter_gather.graph_flags import GraphFlags
-from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams, refuse_loop
 from halox.runtime.handshake import handshake
+from halox.runtime.segments import Place, SegmentKey
 from halox.runtime.world import World
 
 Direction = Literal["put", "get"]
@@ -57,7 +58,7 @@ class MappedBlocks(NamedTuple):
     """One end of a message in memory that peers map: its blocks, and for each array the place of its first element."""
 
     blocks: BlockColumns
-    places: dict[int, DevicePlace]
+    places: dict[int, Place]
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ class CopyRecord:
     ends: dict[
         tuple[str, int], MappedBlocks
     ]  # of the messages that the peer moves, by direction and tag
-    segments: dict[Allocation, bytes]  # handles of the memory that the peer accesses
+    segments: dict[SegmentKey, bytes]  # handles of the memory that the peer accesses
     ready: int  # numbers of this rank's events
     moved: int
     events: dict[int, bytes]  # handles of these events
     # Words that the peer sets in captured exchanges; or the reason why captures are impossible.
-    flags: DevicePlace | str
+    flags: Place | str
 
 
 class CopyChannel(InPlaceChannel):

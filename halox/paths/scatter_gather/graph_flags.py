@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.stream_words import PreparedWords, WordStep
+from halox.runtime.segments import Place, SegmentKey
 
 _LINE_BYTES = 128
 _READY, _MOVED = 0, 4  # offsets of a peer's pair of words
@@ -46,15 +47,15 @@ class GraphFlags:
             cupy().cuda.runtime.memset(self._block.pointer, 0, nbytes)
             cupy().cuda.runtime.deviceSynchronize()
 
-    def place(self, peer: int) -> DevicePlace:
+    def place(self, peer: int) -> Place:
         """Return the place of the words that a peer sets."""
         return self._block.place.at(self._at[peer])
 
-    def handles(self) -> dict[Allocation, bytes]:
+    def handles(self) -> dict[SegmentKey, bytes]:
         """Return the handle of the words' memory, for peers to open."""
         return self._arena.handles([self._block.place])
 
-    def open(self, places: Mapping[int, DevicePlace]) -> None:
+    def open(self, places: Mapping[int, Place]) -> None:
         """Prepare the operations, from the places of the peers' words; the memory of these words is open."""
         there = {peer: self._arena.pointer(place) for peer, place in places.items()}
         here = {peer: self._block.pointer + at for peer, at in self._at.items()}
