@@ -21,8 +21,7 @@ from halox.paths.base import Channel
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, owner, sharing, span
 from halox.runtime.call_guard import CallGuard, Unique
-from halox.runtime.finalizing import keep
-from halox.runtime.world import FORKED
+from halox.runtime.finalizing import FORKED, keep
 
 if TYPE_CHECKING:
     from halox.exchange.loops import Loops

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
+FORKED: list[bool] = []
+"""Not empty in a process that was forked from an MPI rank, if there are several ranks: it must not call MPI."""
+
 _callbacks: list[Callable[[], None]] = []
 _kept: dict[int, object] = {}
 _kept_at_exit: weakref.WeakSet[object] = weakref.WeakSet()

@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from halox.runtime.world import FORKED
+from halox.runtime.finalizing import FORKED
 
 FORWARDING_S = 0.2  # launchers drop output that they have not read when they abort
 

@@ -34,8 +34,9 @@ from halox.runtime.communicator import (
     leave_to_mpi,
 )
 from halox.runtime.duplicates import duplicate_of
-from halox.runtime.finalizing import before_finalize, keep
+from halox.runtime.finalizing import FORKED, before_finalize, keep
 from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
+from halox.runtime.uncaught import end_together
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -54,8 +55,6 @@ Built = TypeVar("Built")
 Value = TypeVar("Value")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
-FORKED: list[bool] = []
-"""Not empty in a process that was forked from an MPI rank, if there are several ranks."""
 
 
 def load_mpi() -> ModuleType:
@@ -154,8 +153,6 @@ class World:
         self.closed = False
         self._closed_why = ""
         if self.size > 1:
-            from halox.runtime.uncaught import end_together
-
             end_together(mpi)
         _living.add(self)
         if self.debug:

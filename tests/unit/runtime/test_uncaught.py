@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from halox.runtime.finalizing import FORKED
 from halox.runtime.uncaught import end_together
-from halox.runtime.world import FORKED
 
 Calls = list[tuple[Any, ...]]
 

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from halox.errors import DeviceError, PathError
-from halox.paths.scatter_gather.mlx5.windows import ENTRIES, MOST_STRIDE, Limits, Window
+from halox.paths.scatter_gather.mlx5.windows import (
+    ENTRIES,
+    MOST_STRIDE,
+    Limits,
+    Registration,
+    Window,
+)
 from halox.runtime.mlx5 import (
     ACCESS,
     SEND_DEPTH,
@@ -35,24 +41,6 @@ from halox.runtime.waiting import Waiter
 IMMEDIATE_BITS = 32
 
 _RECEIVED = 0  # work request number of all receives
-
-
-class Registration:
-    """Registered memory of this rank, which may be given up while keys refer to it.
-
-    ``origin`` is the address from which requests count: 0 on the host, the start of the dmabuf on a GPU. ``n_keys`` is
-    the number of keys that are mapped to the memory.
-    """
-
-    def __init__(self, mr: Any, origin: int) -> None:
-        self.mr, self.lkey, self.origin = mr, int(mr.lkey), origin
-        self.n_keys, self.has_ended = 0, False
-
-    def close_if_unused(self) -> None:
-        """End the registration if nobody needs it any longer."""
-        if self.has_ended and not self.n_keys and self.mr is not None:
-            self.mr.close()
-            self.mr = None
 
 
 class MemoryKey:

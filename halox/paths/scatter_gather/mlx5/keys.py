@@ -20,8 +20,8 @@ from itertools import count
 from typing import NamedTuple
 
 from halox.errors import PathError
-from halox.paths.scatter_gather.mlx5.engine import MemoryKey, Mlx5Engine, Registration
-from halox.paths.scatter_gather.mlx5.windows import MessageBlocks
+from halox.paths.scatter_gather.mlx5.engine import MemoryKey, Mlx5Engine
+from halox.paths.scatter_gather.mlx5.windows import MessageBlocks, Registration
 
 LayoutKey = tuple[bytes, tuple[int, ...], int]
 """Digest of a block list, addresses of its arrays, and chunk size: the cache key of a list of keys."""

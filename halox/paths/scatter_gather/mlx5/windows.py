@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from math import lcm
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from halox.packing.common_blocks import Int64Array
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.blocks import blocks_of
 from halox.runtime.mlx5 import INLINE_BYTES
-
-if TYPE_CHECKING:
-    from halox.paths.scatter_gather.mlx5.engine import Registration
 
 ENTRIES = INLINE_BYTES // 16
 """Entries of a list, 16 bytes each, that fit into the work request that maps a key."""
@@ -33,6 +30,24 @@ MOST_STRIDE = (1 << 16) - 1
 
 MOST_WINDOWS = 256
 """Largest number of windows of a message, each of which needs a key, so that other messages find keys, too."""
+
+
+class Registration:
+    """Registered memory of this rank, which may be given up while keys refer to it.
+
+    ``origin`` is the address from which requests count: 0 on the host, the start of the dmabuf on a GPU. ``n_keys`` is
+    the number of keys that are mapped to the memory.
+    """
+
+    def __init__(self, mr: Any, origin: int) -> None:
+        self.mr, self.lkey, self.origin = mr, int(mr.lkey), origin
+        self.n_keys, self.has_ended = 0, False
+
+    def close_if_unused(self) -> None:
+        """End the registration if nobody needs it any longer."""
+        if self.has_ended and not self.n_keys and self.mr is not None:
+            self.mr.close()
+            self.mr = None
 
 
 @dataclass(frozen=True)
