@@ -84,10 +84,10 @@ def test_fields_without_a_device_form() -> None:
     with grid((16, 16)) as g:
         fields = g.zeros("f8"), g.zeros("f4")
         with pytest.raises(FieldError):
-            _ = g.plan(*fields).device
+            _ = g.plan(*fields).device_handle
         walls = g.zeros("f8", parity="even")
         with pytest.raises(FieldError):
-            _ = g.plan(walls).device
+            _ = g.plan(walls).device_handle
 
 
 def test_example() -> None:

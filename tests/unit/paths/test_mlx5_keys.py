@@ -16,6 +16,7 @@ from halox.errors import PathError
 from halox.paths.messages import Part
 from halox.paths.scatter_gather.mlx5.keys import KeyPool, Memory
 from halox.paths.scatter_gather.mlx5.windows import (
+    ENTRIES,
     MOST_WINDOWS,
     Limits,
     MessageBlocks,
@@ -42,7 +43,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
 
 LIMITS = st.fixed_dictionaries(
     {
-        "entries": st.sampled_from((1, 2, 4, 7, 60)),
+        "entries": st.sampled_from((1, 2, 4, 7, ENTRIES)),
         "repeats": st.sampled_from((1, 1, 3, 1000)),
         "key_bytes": st.sampled_from((5, 64, 1000, 1 << 30)),
         "pool": st.just(4),
