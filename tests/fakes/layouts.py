@@ -34,11 +34,9 @@ def box(
     return Layout(dt.subarray(shape, subsizes, starts, dtype), named, nbytes)
 
 
-def rows(
-    counts: Sequence[int], strides: Sequence[int], block: int, offset: int = 0, word: str = "u1"
-) -> Layout:
-    """Lay out nested strided blocks of bytes, or of words; the last count is the innermost."""
-    named, datatype = np.arange(block), dt.contiguous(block // np.dtype(word).itemsize, word)
+def rows(counts: Sequence[int], strides: Sequence[int], block: int, offset: int = 0) -> Layout:
+    """Lay out nested strided blocks of bytes; the last count is the innermost."""
+    named, datatype = np.arange(block), dt.contiguous(block, "u1")
     for n, stride in zip(reversed(counts), reversed(strides), strict=True):
         named = (np.arange(n)[:, None] * stride + named).ravel()
         datatype = dt.hvector(n, 1, stride, datatype)

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
 from halox.packing.host import HostPacker, View, block_view, common_views, element_view
-from halox.packing.mpi_copier import MpiCopier
 from halox.paths.base import Build, Channel, ChannelMessages, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
@@ -23,7 +21,7 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.odd_blocks import Calls, PartView, call_all, odd_calls, odd_copier
+from halox.paths.host.odd_blocks import Calls, OddBlocks, PartView, call_all
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
@@ -114,15 +112,10 @@ class HostChannel(Channel):
         self._unpack: Callable[..., None] = add_all if adds else copy_all
         # For irregular parts: for each slot, the calls that pack, and the calls that unpack.
         self._calls: list[tuple[Calls, Calls]] = []
-        # If MPI copies any part: its copiers of the parts that are sent and received.
-        self._odd: tuple[list[MpiCopier | None], list[MpiCopier | None]] | None = None
+        self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
         arrays = cast(Sequence[HostArray], job.arrays)
-        sends, receives = (
-            [part for message in messages for part in message.parts]
-            for messages in (job.sends, job.receives)
-        )
-        sent = places_of(sends, arrays)
-        received = places_of(receives, arrays, values=adds)
+        sent = places_of([part for m in job.sends for part in m.parts], arrays)
+        received = places_of([part for m in job.receives for part in m.parts], arrays, values=adds)
         if sent is None or received is None:
             self._views = _Views([], [], [])
             self._calls = _irregular(job, buffers)
@@ -134,8 +127,8 @@ class HostChannel(Channel):
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
         if not adds:
-            odd = [*map(odd_copier, sends, sent)], [*map(odd_copier, receives, received)]
-            if any(odd[0] + odd[1]):
+            odd = OddBlocks(sent), OddBlocks(received)
+            if any(odd):
                 self._odd, self._pack, self._unpack = odd, call_all, call_all
         self._is_large = any(
             [
@@ -148,12 +141,11 @@ class HostChannel(Channel):
     def views(self, memories: Sequence[memoryview]) -> _Views:
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         if self._odd is not None:
-            out = partial(odd_calls, self._odd[0], self._sent, sent, memories=memories)
-            into = partial(odd_calls, self._odd[1], self._received, received, memories=memories)
+            out, into = self._odd
             return _Views(
-                [out(row, unpack=False) for row in self._outgoing],
+                [out.calls(sent, row, memories, unpack=False) for row in self._outgoing],
                 [],
-                [into(row, unpack=True) for row in self._incoming],
+                [into.calls(received, row, memories, unpack=True) for row in self._incoming],
             )
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
