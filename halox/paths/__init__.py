@@ -1,8 +1,12 @@
-"""The data paths, each one object behind one interface: `halox.paths.base`.
+"""The data paths: each moves the messages of a plan between ranks in its own way, behind one interface.
+
+`base` has the interface: a `Path` offers protocols for a message, the same at both ends, and makes the `Channel` of a
+rank's messages in one plan, whose `start` and `finish` are an exchange. `messages` has what is moved, `launches` the
+kernels that pack it on a GPU, `buffers` and `node` the memory and the flags between ranks.
 
 `PATHS` contains all by name, and `HOST_PATHS` those with protocols for arrays on the host. A plan starts and finishes
-their channels in this order. Paths with kernels that wait for other ranks are first, so that the host work of the
-remaining paths overlaps with these waits.
+their channels in this order: kernels that wait for other ranks first, so that the host work of the rest overlaps with
+these waits. Begin with `base`, then `host/direct` or `local`.
 """
 
 from __future__ import annotations
