@@ -86,7 +86,8 @@ def test_a_failed_check_is_a_failing_status(
     app: str, module: str, name: str, change: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalogue.load(app)
-    import_module(f"{catalogue.PACKAGE}.{app}.benchmark")  # its modules hold what is not changed yet
+    # All modules of the app are loaded before, so that none takes the changed value as its own.
+    import_module(f"{catalogue.PACKAGE}.{app}.benchmark")
     theirs = import_module(f"{catalogue.PACKAGE}.{app}.{module}")
     monkeypatch.setattr(theirs, name, change(getattr(theirs, name)))
     assert run(app, *words.split()) == 1
