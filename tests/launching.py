@@ -23,7 +23,7 @@ _DUMPING_S = 20.0
 _LIBC = ctypes.CDLL(None)
 
 PYTEST = [
-    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
+    *("-m", "pytest", "-q", "-p", "halox.testing", "-p", "no:cacheprovider", "--color=no"),
     # A slow test prints the stacks of its ranks and continues, since the machine may be busy.
     *("-o", f"faulthandler_timeout={_STACK_S}", "-o", "faulthandler_exit_on_timeout=false"),
 ]

@@ -16,7 +16,7 @@ from tests.launching import PYTEST, SETTINGS, Ended, run
 from tests.support import FULL, full, require
 
 LEAST = {2: 600, 3: 900, 4: 80, 8: 50}
-"""Least numbers of tests that pass on each rank, by the number of ranks."""
+"""Least numbers of tests that pass, by the number of ranks."""
 
 WHOLE = 2, 3, 4
 """Numbers of ranks on which the whole matrix has more cases."""
@@ -44,18 +44,15 @@ def test_on_ranks(ranks: int) -> None:
     ended = on_ranks(ranks)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
     passed = [int(n) for n in re.findall(r"(\d+) passed", ended.said)]
-    assert len(passed) == ranks and min(passed) >= LEAST[ranks], (
-        f"{sys.executable}: {ended.said[-4000:]}"
-    )
+    assert len(passed) == 1 and passed[0] >= LEAST[ranks], f"{sys.executable}: {ended.said[-4000:]}"
 
 
 def test_late_messages() -> None:
     """Separate processes, since messages that no rank receives stay in MPI."""
     faulthandler.cancel_dump_traceback_later()
-    ranks = 3
-    ended = on_ranks(ranks, "tests/mpi/late_messages.py")
+    ended = on_ranks(3, "tests/mpi/late_messages.py")
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
-    assert len(re.findall(r"(\d+) passed", ended.said)) == ranks, ended.said[-4000:]
+    assert re.search(r"\d+ passed", ended.said), ended.said[-4000:]
 
 
 @pytest.mark.full

@@ -1,4 +1,7 @@
-"""Tests in this folder run on several ranks: ``mpiexec -n 4 python -m pytest tests/mpi``, or tests/test_ranks.py."""
+"""Tests in this folder run on several ranks: ``mpiexec -n 4 python -m pytest -p halox.testing tests/mpi``.
+
+`halox.testing` lets a test that fails on one rank fail on all. tests/test_ranks.py starts the ranks.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,6 @@ def long_waits_leave_the_core() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def ranks_end_together() -> Iterator[None]:
-    """End every test with a barrier, so that a test that fails on one rank receives no messages of the next test."""
-    yield
-    come_together(MPI.COMM_WORLD)
-
-
 def come_together(comm: MPI.Intracomm) -> None:
     """Wait for all ranks, asleep: a rank that waits in MPI keeps a core busy, which the others need."""
     request, nap_s = comm.Ibarrier(), _NAPS_S[0]
@@ -51,7 +47,7 @@ def come_together(comm: MPI.Intracomm) -> None:
 
 
 def agree(ok: bool, comm: MPI.Intracomm) -> bool:
-    """Return whether ``ok`` is true on all ranks: they then fail together."""
+    """Return whether ``ok`` is true on all ranks, which wait for one another: they then fail in the same place."""
     come_together(comm)
     return bool(comm.allreduce(ok, op=MPI.LAND))
 

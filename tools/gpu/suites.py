@@ -82,6 +82,7 @@ class Suite:
         # --maxfail ends a broken suite early: a failing test on ranks may take HALOX_TIMEOUT seconds.
         command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
         command += ["-p", "tools.gpu.outcomes", *self.files, *self.options]
+        command += ["-p", "halox.testing"] if self.ranks else []
         ranks = self.ranks or 1
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "outcomes"

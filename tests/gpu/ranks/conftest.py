@@ -1,11 +1,6 @@
-"""GPU tests on ranks, which may share a GPU. To run: ``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks``."""
+"""GPU tests on ranks, which may share a GPU: ``mpirun -n 2 python -m pytest -p halox.testing tests/gpu/ranks``."""
 
 from tests.gpu.ranks.paths import way
-from tests.mpi.conftest import (
-    comm,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    ranks_end_together,
-)
+from tests.mpi.conftest import comm, pytest_collection_modifyitems, pytest_configure
 
-__all__ = ["comm", "pytest_collection_modifyitems", "pytest_configure", "ranks_end_together", "way"]
+__all__ = ["comm", "pytest_collection_modifyitems", "pytest_configure", "way"]
