@@ -147,8 +147,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ``rank_shape`` plus the halo: the shape of a field on this rank.
     proc_shape : tuple of int
         Ranks per axis.
-    coords : tuple of int
-        Coordinates of this rank in the process grid (not the argument ``coords``).
+    proc_coords : tuple of int
+        Coordinates of this rank in the process grid.
     dims : tuple of str
         Names of the axes.
     halo : tuple of (int, int)
@@ -285,7 +285,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.grid_shape: tuple[int, ...] = domain.grid_shape
         self.proc_shape: tuple[int, ...] = decomposition.proc_shape
         self.periodic: tuple[bool, ...] = decomposition.periodic
-        self.coords: tuple[int, ...] = decomposition.coords_of(self.rank)
+        self.proc_coords: tuple[int, ...] = decomposition.coords_of(self.rank)
         self.corners: bool = division.corners
         self.reproducible: bool = division.reproducible
         self.halo: tuple[tuple[int, int], ...] = domain.plain.spec.halo

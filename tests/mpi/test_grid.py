@@ -39,7 +39,7 @@ def test_shapes(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert tuple(s.stop - s.start for s in grid.owned) == grid.rank_shape
     cells = comm.allgather(math.prod(grid.rank_shape))
     assert sum(cells) == math.prod(grid.grid_shape)
-    assert all(0 <= c < p for c, p in zip(grid.coords, grid.proc_shape, strict=True))
+    assert all(0 <= c < p for c, p in zip(grid.proc_coords, grid.proc_shape, strict=True))
 
 
 @pytest.mark.usually(3)

@@ -268,7 +268,7 @@ def test_ranks_keep_their_places(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
         ) as fine,
         fine.coarsen(whole=False) as coarse,
     ):
-        assert agree(coarse.coords == fine.coords, comm)
+        assert agree(coarse.proc_coords == fine.proc_coords, comm)
     cart = comm.Create_cart((comm.size, 1), (True, False))
     with halox.Grid(shape, comm=cart, device="cpu") as fine:
         for whole in (True, False):
