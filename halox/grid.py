@@ -163,9 +163,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Number of this rank's GPU; None on the host.
     xp : module
         ``numpy`` or ``cupy``, the module of the fields' arrays.
-    plans_made : int
-        Plans that this grid has made for its exchanges and for callers of `plan`. The number stays the same in a loop
-        whose exchanges reuse their plans.
     reproducible : bool
         Whether reductions are reproducible by default.
     domain : Domain
@@ -295,7 +292,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.device: Literal["cpu", "gpu"] = division.device
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
-        self.plans_made = 0
         self._new: Callable[..., FieldArray] = domain.allocation.new
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
@@ -846,7 +842,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
         plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)
+        read, key = (
+            [self._layouts.read(field) for field in fields],
+            ("plan", self.domain.plans_made),
+        )
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
@@ -1345,5 +1344,5 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self._plans.sweep()
         plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
-        self.plans_made += 1
+        self.domain.plans_made += 1
         return plan

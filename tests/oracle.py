@@ -625,7 +625,9 @@ def check_adjoint(case: Case, comm: Any, device: Any = "cpu") -> None:
         start, other = (small_integers(case, grid, seed) for seed in (1, 2))
         xs, ys = case.make(grid, start), case.make(grid, other)
         right = [is_adjoint(grid, xs, ys)]
-        for f, y, before, w in zip(case.fields, ys, other, case.expected(grid.proc_coords), strict=True):
+        for f, y, before, w in zip(
+            case.fields, ys, other, case.expected(grid.proc_coords), strict=True
+        ):
             kept = ~w.filled & ~w.owned
             if not f.sides and not case.connect:
                 right += [not host(y)[w.filled].any()]

@@ -81,6 +81,8 @@ class Domain:
         Objects that are closed before the memory of the domain is freed.
     outputs : list
         Open outputs, which are closed before: collectively, and in this order.
+    plans_made : int
+        Plans made for exchanges of the grid. The number stays the same in a loop whose exchanges reuse their plans.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Domain:
         self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
         self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
         self.outputs: list[Dependent] = []
+        self.plans_made = 0
 
     @cached_property
     def labels(self) -> Labels:
