@@ -310,9 +310,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         dtype : dtype
             Any fixed-size dtype; on a GPU, any dtype that CuPy supports.
         components : int or sequence of int
-            Extents of the component axes before the grid axes.
-        components_after : int or sequence of int
-            Extents of the component axes after the grid axes.
+            Extents of the component axes, which are before the grid axes. An ellipsis stands for the grid axes:
+            ``components=(2, ..., 3)`` gives an axis of 2 before and an axis of 3 after them.
         staggered : int or sequence of int
             Grid axes along which the field has one more point than cells.
         halo : int, or one per axis, or (low, high) per axis
@@ -337,8 +336,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Shape ``components + padded_shape + components_after``. For a field of one parity, a block of ``n`` cells
-            with the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
+            Shape ``padded_shape``, between the component axes. For a field of one parity, a block of ``n`` cells with
+            the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
             axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
             neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
             memory (in huge pages), since packing from private memory is faster.
@@ -494,7 +493,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets``,
+            The options ``components``, ``staggered``, ``halo``, ``parity``, ``offsets``,
             ``boundary``, ``sign`` and ``position`` of `zeros`.
 
         Returns

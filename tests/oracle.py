@@ -57,8 +57,7 @@ class Field:
 
     def options(self) -> dict[str, Any]:
         options = {
-            "components": self.before,
-            "components_after": self.after,
+            "components": (*self.before, ..., *self.after) if self.after else self.before,
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,

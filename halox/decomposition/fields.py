@@ -193,14 +193,15 @@ class FieldSpec:
         """
         widths = {width for sides in self.halo for width in sides}
         options = {
-            "components": self.components_before,
-            "components_after": self.components_after,
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
             **self._across(),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
+        if self.components_before or self.components_after:
+            components = components_text(self.components_before, self.components_after)
+            texts.insert(0, f"components={components}")
         if self.boundary:
             texts.append("boundary=...")
         if self.halo != halo:
@@ -210,7 +211,7 @@ class FieldSpec:
     def __str__(self) -> str:
         """Return the properties as text."""
         text = (
-            f"components={self.components_before}, components_after={self.components_after}, "
+            f"components={components_text(self.components_before, self.components_after)}, "
             f"staggered={self.staggered}, halo={self.halo}"
         )
         if self.parity is not None:
@@ -219,6 +220,17 @@ class FieldSpec:
             text += f", offsets={self.offsets}"
         text += "".join(f", {name}={value!r}" for name, value in self._across().items() if value)
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
+
+
+def components_text(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    """Return component axes before and after the grid axes as the value of the option ``components``.
+
+    Examples
+    --------
+    >>> components_text((2,), ()), components_text((2,), (3, 4)), components_text((), (3,))
+    ('(2,)', '(2, ..., 3, 4)', '(..., 3)')
+    """
+    return f"({', '.join(map(str, (*before, '...', *after)))})" if after else str(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -18,10 +19,11 @@ from halox.decomposition import (
     normalise_boundary,
     normalise_halo,
 )
+from halox.decomposition.fields import components_text
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
-from halox.values import LARGEST, as_entries, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, as_list, shown, unknown_option
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -74,8 +76,7 @@ class Arguments(TypedDict, total=False):
 class FieldOptions(TypedDict, total=False):
     """Keyword options of `halox.Grid.zeros`, which documents them."""
 
-    components: int | Sequence[int]
-    components_after: int | Sequence[int]
+    components: int | EllipsisType | Sequence[int | EllipsisType]
     halo: HaloLike | None
     staggered: int | Sequence[int]
     parity: Parity | None
@@ -86,6 +87,13 @@ class FieldOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(FieldOptions.__annotations__)
+OTHER_NAMES = {
+    "components_after": "components=(2, ..., 3), with an ellipsis for the grid axes",
+    "ghost": "halo",
+    "ghosts": "halo",
+    "shape": "grid_shape",
+}
+"""Options by their names in older versions and in other libraries."""
 POSITIONS = ("low", "center", "high")
 
 
@@ -96,14 +104,13 @@ def field_spec(
 
     Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
+    for name in sorted(options.keys() - set(OPTIONS)):
+        raise FieldError(unknown_option(name, OPTIONS, OTHER_NAMES))
     halo, sign = options.get("halo"), options.get("sign", 1)
     is_vector = isinstance(sign, str) and sign == "vector"
     return FieldSpec(
         grid.halo if halo is None else normalise_halo(halo, grid.ndim),
-        _extents(options.get("components", ()), "components"),
-        _extents(options.get("components_after", ()), "components_after"),
+        *_components(options.get("components", ())),
         _staggering(options.get("staggered", ()), grid.ndim),
         _parity(options.get("parity")),
         _offsets(options.get("offsets")),
@@ -120,12 +127,21 @@ def _ints(value: object) -> list[int | None]:
     return [as_int(entry) for entry in as_entries(value)]
 
 
-def _extents(value: object, name: str) -> tuple[int, ...]:
-    extents = _ints(value)
-    sizes = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
-    if len(sizes) < len(extents):
-        raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
-    return sizes
+def _components(value: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the extents of the component axes before and after the grid axes, for which an ellipsis stands."""
+    entries = as_entries(value)
+    places = [place for place, entry in enumerate(entries) if entry is ...]
+    place = places[0] if places else len(entries)
+    before, after = (
+        tuple(n for n in _ints(part) if n is not None and 0 < n <= LARGEST)
+        for part in (entries[:place], entries[place + 1 :])
+    )
+    if len(places) > 1 or len(before) + len(places) + len(after) < len(entries):
+        raise FieldError(
+            "components must be an int or ints > 0, with at most one ellipsis for the grid axes, as in (2, ..., 3), "
+            f"got {shown(value)}"
+        )
+    return before, after
 
 
 def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
@@ -197,7 +213,8 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
         ) from None
     if fixed.subdtype is not None:
         raise FieldError(
-            f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, components_after={fixed.shape}"
+            f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, "
+            f"components={components_text((), fixed.shape)}"
         )
     if fixed.hasobject or fixed.itemsize == 0:
         raise FieldError(

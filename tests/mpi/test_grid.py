@@ -48,7 +48,7 @@ def test_factories(grid: halox.Grid) -> None:
     assert np.all(grid.ones("f4") == 1)
     assert np.all(grid.full(2.5) == 2.5)
     assert grid.empty("c16").shape == grid.padded_shape
-    assert grid.zeros(components=3, components_after=(2, 2)).shape == (3, *grid.padded_shape, 2, 2)
+    assert grid.zeros(components=(3, ..., 2, 2)).shape == (3, *grid.padded_shape, 2, 2)
     assert grid.zeros(halo=0).shape == grid.rank_shape
     staggered = grid.zeros(staggered=1)
     assert staggered.shape == (grid.padded_shape[0], grid.padded_shape[1] + 1)

@@ -75,7 +75,7 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "halos": [{"halo": ((2, 1), (1, 1))}, {"halo": ((1, 2), (1, 1))}],
     "a stencil's reach": [{"halo": 2}, {"halo": 2, "offsets": 1}, {"halo": 2, "offsets": (1, 2)}],
     "staggering": [{"staggered": 1}, {"halo": ((1, 1), (1, 2))}, {"halo": ((1, 1), (2, 1))}],
-    "components": [{"components": (6, 8)}, {"components_after": (6, 8)}],
+    "components": [{"components": (6, 8)}, {"components": (..., 6, 8)}],
 }
 
 

@@ -284,7 +284,7 @@ def test_ambiguous_results_are_refused_with_the_remedy(comm: World) -> None:
         assert g.layout(v) is g.layout(u), "the one reading that a field of this grid has"
         for _ in range(3):
             g.exchange(u + 1)
-        g.zeros(components_after=n)
+        g.zeros(components=(..., n))
         for call in (g.layout, g.exchange):
             with pytest.raises(FieldError):
                 call(u + 1)

@@ -19,7 +19,7 @@ SHAPE = (7, 6, 5)
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"components": 2, "staggered": 0, "halo": 2},
-    {"components_after": (2, 3), "staggered": (1, 2)},
+    {"components": (..., 2, 3), "staggered": (1, 2)},
 ]
 
 
@@ -160,7 +160,7 @@ def test_sources_in_one_cell_and_beyond_a_wall(comm: MPI.Intracomm) -> None:
 def test_sources_in_one_cell_are_added_in_their_order(dtype: str, comm: MPI.Intracomm) -> None:
     """As a loop adds them; for 1e16, 1, -1e16, 1 any other order than this has another sum than 1."""
     with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
-        for layout in ({}, {"components": 2}, {"components_after": (2, 3)}):
+        for layout in ({}, {"components": 2}, {"components": (..., 2, 3)}):
             u = grid.zeros(dtype, **layout)
             points = halox.Points(grid, [(2, 3)] * 40 + [(1, 1)])
             values = np.zeros(points.get(u).shape, dtype)

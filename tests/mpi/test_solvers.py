@@ -151,7 +151,7 @@ def numbered(shape: tuple[int, ...], *cuts: slice) -> np.ndarray:
 LAYOUTS: list[dict[str, Any]] = [
     {"components": 2},
     {"staggered": 0, "halo": (2, 1)},
-    *full({}, {"staggered": (0, 1), "components_after": 3}, {"halo": 0}),
+    *full({}, {"staggered": (0, 1), "components": (..., 3)}, {"halo": 0}),
 ]
 
 
