@@ -14,12 +14,13 @@ from functools import partial
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
 
 import numpy.typing as npt
 
 from halox.decomposition import PARITIES, FieldLayout
-from halox.domain import Domain, FieldOptions, GridOptions
+from halox.domain import Domain, FieldOptions
+from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
 from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
-    from halox.coarsening import CoarseGrid
-    from halox.decomposition.normalise import HaloLike
-    from halox.domain.options import Arguments
+    from halox.coarsening import Coarse
+    from halox.domain.options import GridArguments
     from halox.exchange.device_loop import Loop
     from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
@@ -211,66 +211,39 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     @overload
     def __init__(
-        self: Grid[Array], grid_shape: Shape, *, device: Literal["cpu"], **_: Unpack[Arguments]
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Grid[GpuArray], grid_shape: Shape, *, device: Literal["gpu"], **_: Unpack[Arguments]
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[Arguments]
-    ) -> None: ...
-
-    @short_errors
-    def __init__(
-        self,
+        self: Grid[Array],
         grid_shape: Shape,
         *,
-        halo: HaloLike = 1,
-        periodic: bool | Sequence[bool] | None = None,
-        proc_shape: int | Sequence[int | None] | None = None,
-        blocks: Sequence[Sequence[int] | None] | None = None,
-        boundary: object = None,
-        connect: object = None,
         comm: MPI.Intracomm | None = None,
-        corners: bool = True,
-        device: Device = "auto",
-        placement: bool = True,
-        checkerboard: bool = False,
-        path: str | None = None,
-        leave_sms: bool = False,
-        dims: Sequence[str] | None = None,
-        coords: Mapping[str, object] | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        options = GridOptions(
-            halo=halo,
-            periodic=periodic,
-            proc_shape=proc_shape,
-            blocks=blocks,
-            boundary=boundary,
-            connect=connect,
-            corners=corners,
-            device=device,
-            placement=placement,
-            checkerboard=checkerboard,
-            path=path,
-            leave_sms=leave_sms,
-            dims=dims,
-            coords=coords,
-            reproducible=reproducible,
-        )
-        self._use(Domain(comm, grid_shape, options))
+        device: Literal["cpu"],
+        **options: Unpack[GridArguments],
+    ) -> None: ...
 
-    @classmethod
-    def of_domain(cls, domain: Domain) -> Self:
-        """Return a grid on a domain, which is closed with the grid; local. For code that extends halox."""
-        grid = cls.__new__(cls)
-        grid._use(domain)
-        return grid
+    @overload
+    def __init__(
+        self: Grid[GpuArray],
+        grid_shape: Shape,
+        *,
+        comm: MPI.Intracomm | None = None,
+        device: Literal["gpu"],
+        **options: Unpack[GridArguments],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Grid[Any],
+        grid_shape: Shape,
+        *,
+        comm: MPI.Intracomm | None = None,
+        device: Device = "auto",
+        **options: Unpack[GridArguments],
+    ) -> None: ...
+
+    @with_signature
+    @short_errors
+    def __init__(self, *shape: Any, comm: MPI.Intracomm | None = None, **options: Any) -> None:
+        grid_shape, given = grid_arguments(shape, options)
+        self._use(Domain(comm, grid_shape, given))
 
     def _use(self, domain: Domain) -> None:
         self.domain = domain
@@ -864,17 +837,14 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
         return plan
 
-    def explain(self, *fields: FieldLike) -> Report | str:
-        """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
+    def describe(self) -> str:
+        """Return a text about the division of the grid; local."""
+        return Text(self.domain.division.text(self.rank, self._world.node_count))
 
-        Returns
-        -------
-        str or Report
-            A text about the grid, or a report about fields; print either. With fields, the first call is collective, as
-            for `exchange`.
-        """
+    def explain(self, *fields: FieldLike) -> Report:
+        """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
-            return Text(self.domain.division.text(self.rank, self._world.node_count))
+            raise FieldError("explain: give fields; grid.describe() describes the grid")
         key = self.corners
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:
@@ -1013,7 +983,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Returns
         -------
-        halox.coarsening.CoarseGrid
+        halox.grid.CoarseGrid
             ``coarse.aligned(u)`` is the part of a field over this rank's block, and ``coarse.collector(u)`` returns a
             function that completes a whole field from the parts of all ranks.
 
@@ -1036,7 +1006,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """
         from halox.coarsening import coarsen
 
-        return coarsen(self, factor, even, whole)
+        return CoarseGrid(self.domain, coarsen(self.domain, factor, even, whole))
 
     # Whole arrays and checkpoints
 
@@ -1278,6 +1248,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     def __repr__(self) -> str:
         """Return the grid's shape and division."""
+        if "domain" not in vars(self):
+            return "<halox.Grid that could not be made>"
         joined = self.domain.decomposition.joined
         connect = f"connect {joined}, " if joined else ""
         return (
@@ -1345,3 +1317,54 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
         self.domain.plans_made += 1
         return plan
+
+
+class CoarseGrid(Grid[FieldArray]):
+    """A grid over a finer grid, made by `Grid.coarsen`, with all methods of `Grid`.
+
+    Attributes
+    ----------
+    is_whole : bool
+        Whether every rank holds the whole grid. Each rank then has a grid of one rank, and its exchanges and reductions
+        need no communication.
+    """
+
+    def __init__(self, finer: Domain, coarse: Coarse) -> None:
+        self.is_whole: bool = coarse.is_whole
+        self._finer, self._coarse = finer, coarse
+        self._collectors: list[Plan] = []
+        self._use(coarse.domain)
+
+    def aligned(self, field: Any) -> Any:
+        """Return a view of a field's cells over this rank's block of the finer grid, halo included.
+
+        If the grid is not whole, this is the field itself. Local; raises the errors of `layout`.
+        """
+        from halox.coarsening import cells_over_block
+
+        layout = self.layout(field)
+        return (
+            field[cells_over_block(self._finer, self._coarse, layout)] if self.is_whole else field
+        )
+
+    def collector(self, field: Any) -> Callable[[], None]:
+        """Return a function that completes a field after each rank has set its own cells in the `aligned` part.
+
+        If the grid is whole, this is a `halox.Plan` of the parts of all ranks, which `close` closes. Otherwise it
+        does nothing. Halos are not filled: call `exchange`.
+
+        Collective over the ranks of the finer grid, and so are calls. Raises the errors of `layout`, on all ranks.
+        """
+        from halox.coarsening import collecting_plan
+
+        plan = collecting_plan(self._finer, self._coarse, field)
+        if plan is None:
+            return lambda: None
+        self._collectors.append(plan)
+        return plan
+
+    def close(self) -> None:
+        """Free plans, collectors and memory; see `Grid.close`."""
+        while self._collectors:
+            self._collectors.pop().close()
+        super().close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
 from types import EllipsisType
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,36 +25,12 @@ from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_entries, as_int, as_list, shown, unknown_option
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-@dataclass(frozen=True)
-class GridOptions:
-    """Options of `halox.Grid`, which documents them, before any check.
+class GridArguments(TypedDict, total=False):
+    """Options of `halox.Grid` apart from ``device``, which determines the type of its fields.
 
     ``placement`` may also be the placement of another grid with the same process grid.
     """
-
-    halo: HaloLike = 1
-    periodic: bool | Sequence[bool] | None = None
-    proc_shape: int | Sequence[int | None] | None = None
-    blocks: Sequence[Sequence[int] | None] | None = None
-    boundary: object = None
-    connect: object = None
-    corners: bool = True
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    placement: bool | Placement = True
-    checkerboard: bool = False
-    path: str | None = None
-    leave_sms: bool = False
-    dims: Sequence[str] | None = None
-    coords: Mapping[str, object] | None = None
-    reproducible: bool = False
-
-
-class Arguments(TypedDict, total=False):
-    """Keyword arguments of `halox.Grid` apart from ``device``, for type checkers."""
 
     halo: HaloLike
     periodic: bool | Sequence[bool] | None
@@ -62,15 +38,28 @@ class Arguments(TypedDict, total=False):
     blocks: Sequence[Sequence[int] | None] | None
     boundary: object
     connect: object
-    comm: MPI.Intracomm | None
     corners: bool
-    placement: bool
+    placement: bool | Placement
     checkerboard: bool
     path: str | None
     leave_sms: bool
     dims: Sequence[str] | None
     coords: Mapping[str, object] | None
     reproducible: bool
+
+
+class GridOptions(GridArguments, total=False):
+    """Options of `halox.Grid`, which documents them, before any check."""
+
+    device: Literal["auto", "cpu", "gpu"]
+
+
+DEFAULTS: dict[str, object] = {
+    **dict.fromkeys(GridOptions.__annotations__),
+    **{"halo": 1, "device": "auto", "corners": True, "placement": True},
+    **{"checkerboard": False, "leave_sms": False, "reproducible": False},
+}
+"""Options of a grid with their defaults, most of which are None."""
 
 
 class FieldOptions(TypedDict, total=False):
@@ -86,6 +75,7 @@ class FieldOptions(TypedDict, total=False):
     position: object
 
 
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 OPTIONS = tuple(FieldOptions.__annotations__)
 OTHER_NAMES = {
     "components_after": "components=(2, ..., 3), with an ellipsis for the grid axes",
@@ -95,6 +85,38 @@ OTHER_NAMES = {
 }
 """Options by their names in older versions and in other libraries."""
 POSITIONS = ("low", "center", "high")
+
+
+def grid_options(given: Mapping[str, Any]) -> GridOptions:
+    """Return all options of a grid."""
+    return cast("GridOptions", {**DEFAULTS, **given})
+
+
+def grid_arguments(
+    shapes: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[int | Sequence[int], GridOptions]:
+    """Return the shape and the options in a call of `halox.Grid`; raises `TypeError` as Python does for a signature."""
+    if "grid_shape" in given:
+        shapes = *shapes, given.pop("grid_shape")
+    for name in given:
+        if name not in DEFAULTS:
+            known = ["grid_shape", "comm", *DEFAULTS]
+            raise TypeError(f"halox.Grid: {unknown_option(name, known, OTHER_NAMES)}")
+    if len(shapes) != 1:
+        shape = shapes if shapes and None not in map(as_int, shapes) else "grid_shape"
+        raise TypeError(
+            f"halox.Grid takes one grid_shape, and options by keyword; write halox.Grid({shape}, halo=1)"
+        )
+    return shapes[0], grid_options(given)
+
+
+def with_signature(constructor: Constructor) -> Constructor:
+    """Decorate the constructor of `halox.Grid`, so that `help` shows its options and their defaults."""
+    shown = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "grid_shape")]
+    options = {**DEFAULTS, "comm": None}.items()
+    shown += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options]
+    constructor.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    return constructor
 
 
 def field_spec(

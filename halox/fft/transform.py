@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.domain import Domain, GridOptions
 from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
@@ -346,13 +345,9 @@ class FFT(Closing):
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
             division = base.domain.division
-            grid_options = GridOptions(
-                device=base.device,
-                leave_sms=division.leave_sms,
-                reproducible=division.reproducible,
-                **options,
-            )
-            grid = Grid.of_domain(Domain(base.comm, shape, grid_options))
+            options["leave_sms"] = division.leave_sms
+            options["reproducible"] = division.reproducible
+            grid: Grid = Grid(shape, comm=base.comm, device=base.device, **options)
         self._grids.append(grid)
         return grid
 

@@ -114,7 +114,7 @@ def test_one_plan_for_new_arrays(grid: halox.Grid, path: str, comm: MPI.Intracom
     u = array_at(grid.padded_shape, "f8", 0)
     check(grid, [u], 20, comm)
     if comm.size > 1:
-        used = {row.path for row in grid.explain(u).rows if row.peer != comm.rank}  # type: ignore[union-attr]
+        used = {row.path for row in grid.explain(u).rows if row.peer != comm.rank}
         assert used == {path.partition("/")[0]}
 
 
