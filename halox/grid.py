@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
     from halox.coarsening import Coarse
+    from halox.dimension_names import GridCoords
     from halox.domain.options import GridArguments
     from halox.exchange.device_loop import Loop
     from halox.exchange.loops import Check
@@ -151,6 +152,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Coordinates of this rank in the process grid.
     dims : tuple of str
         Names of the axes.
+    coords : mapping of str to numpy.ndarray
+        Coordinates of all cells ("x") and faces ("x_face") of the whole grid; empty without coordinates.
     halo : tuple of (int, int)
         Low and high halo width per axis.
     periodic : tuple of bool
@@ -522,6 +525,11 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     def dims(self) -> tuple[str, ...]:
         """Names of the axes in labelled arrays and checkpoints."""
         return self.domain.labels.dims
+
+    @property
+    def coords(self) -> GridCoords:
+        """Coordinates of the whole grid by dimension, NumPy arrays of cells and of faces; empty without coordinates."""
+        return self.domain.labels.all_coords()
 
     @short_errors
     def indices(

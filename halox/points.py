@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from halox.runtime.arrays import Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import to_host
 from halox.runtime.gpu.streams import stream_pointer
-from halox.sampling.locating import as_points
+from halox.sampling.locating import as_points, indices_of
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
 from halox.values import check_unmasked, shown
 
@@ -35,11 +36,12 @@ class Points(Unique):
     ----------
     grid : Grid
         The grid of the fields.
-    indices : array_like
+    indices : array_like, or mapping of str to array_like
         Global indices, shape (n, axes), or (n,) if the grid has one axis; the same on all ranks. Integers are cells.
         Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices below
-        2**53 in magnitude wrap around; along other axes, they may be in the field's halo. `Grid.locate` finds the
-        indices of coordinates.
+        2**53 in magnitude wrap around; along other axes, they may be in the field's halo. A mapping gives positions by
+        dimension, ``{"x": ..., "y": ...}``: in ``coords`` of the grid, or indices along axes without coordinates. For
+        fields that are staggered along "x" it has "x_face" in place of "x". `Grid.locate` takes other coordinates.
 
     Attributes
     ----------
@@ -51,7 +53,8 @@ class Points(Unique):
     Raises
     ------
     FieldError
-        If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude.
+        If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude. Also if a
+        mapping has other dimensions than the grid, or coordinates neither rise nor fall.
     MismatchError
         If ranks give different indices.
     ClosedError
@@ -71,14 +74,20 @@ class Points(Unique):
     ...     grid.exchange(u)
     ...     halox.Points(grid, [(2, 3), (6.5, 0.25)]).get(u)
     array([23.  , 65.25])
+    >>> with halox.Grid(4, coords={"x": [10, 20, 40, 80]}, device="cpu") as grid:
+    ...     halox.Points(grid, {"x": [30, 80]}).indices
+    array([[1.5],
+           [3. ]])
     """
 
-    def __init__(self, grid: Grid, indices: npt.ArrayLike) -> None:
+    def __init__(self, grid: Grid, indices: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> None:
         self._domain = domain_of(grid)
         self._grid, self._world = grid, self._domain.world
 
         def check() -> tuple[Corners, dict[str, bytes]]:
-            self.indices = as_points(indices, len(grid.grid_shape), "indices")
+            is_by_dimension = isinstance(indices, Mapping)
+            given = indices_of(indices, self._domain.labels) if is_by_dimension else indices
+            self.indices = as_points(given, len(grid.grid_shape), "indices")
             if len(far := np.flatnonzero((abs(self.indices) >= _MOST).any(axis=1))):
                 raise FieldError(
                     f"indices: point {far[0]} is at {shown(self.indices[far[0]].tolist())}, and float64 does not hold "
