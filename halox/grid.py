@@ -66,6 +66,17 @@ Given = TypeVar("Given", bound="FieldLike")
 class Grid(GridReductions, Closing, Generic[FieldArray]):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
+    - Make fields: `zeros`, `ones`, `full`, `empty`, `random`; `zeros_like` and so on; `declare` for your own arrays. Find
+      their cells: `interior`, `indices`, `layout`, `walls`, `at_wall`, `wall`.
+    - Exchange: `exchange`, `accumulate`; `plan` for the same fields in each step. See how: `describe`, `explain`,
+      `predict`.
+    - Reduce: `sum`, `mean`, `std`, `min`, `max`, `argmin`, `argmax`, `norm`, `dot`, `histogram`; `reduce` for
+      expressions of fields; `allreduce` for other arrays.
+    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`.
+    - Files: `save`, `load`.
+    - Labels: `dims`, `coords`, `dataarray`, `from_dataarray`.
+    - Solve: `loop`, `linear_operator`, `coarsen`.
+
     Parameters
     ----------
     grid_shape : int or sequence of int
@@ -176,30 +187,40 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     DecompositionError
         If the grid cannot be divided as asked, a halo is wider than a periodic axis, ``connect`` is invalid or does not
         fit the grid, or a Cartesian communicator contradicts another argument.
-    MismatchError
-        If ranks give different arguments, or only some ranks find a GPU.
     FieldError
-        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has. Also
-        if ``dims`` or ``coords`` do not fit the grid.
+        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has; if
+        ``dims`` or ``coords`` do not fit the grid. In methods: if an array does not fit the grid in shape or dtype, is
+        read-only, or shares memory with another one of the call, or if another argument is invalid.
+    MismatchError
+        If ranks give different arguments, or arrays of different dtypes or layouts, make different calls, or if only
+        some ranks find a GPU.
     DeviceError
-        If ``device`` is invalid, or is "gpu" and a rank finds no GPU.
+        If ``device`` is invalid, or is "gpu" and a rank finds no GPU; if an array is on another device than the grid's
+        fields.
     PathError
-        If no path has this name. If the path cannot be used on this machine, the exchanges raise the error.
-    HaloxError
-        If ``comm`` is not an intracommunicator of mpi4py, or an environment variable of halox has an invalid value.
-    ClosedError
-        If MPI has been finalized.
+        If no path has this name; in exchanges, if the path cannot be used on this machine. The message says why.
+    StateError
+        If another thread is inside a collective call of this grid, or an earlier call has failed on this rank alone. If
+        CuPy's current stream is being captured, and this is the first call with these arrays, or it cannot be captured.
     ExchangeTimeoutError
-        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
+        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the call.
+    ClosedError
+        If the grid is closed, or MPI has been finalized.
     MissingPackageError
-        If mpi4py or an MPI library is missing.
+        If mpi4py or an MPI library is missing, or an optional package that a method needs.
+    HaloxError
+        If ``comm`` is not an intracommunicator of mpi4py, an environment variable of halox has an invalid value, or a
+        rank has too little memory.
+    TypeError
+        If an option is unknown.
 
     Notes
     -----
     Collective over ``comm``. `close`, the allocation of fields, the reductions and the exchanges are also collective.
-    All errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Only one thread
-    at a time may call the grid; a call in a second thread raises `StateError`. A call that fails on one rank alone (a
-    time-out, an interruption) ends the grid: later calls raise `StateError`, and a new grid can be made.
+    Their errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Methods raise
+    the errors of this list; they name only special ones. Only one thread at a time may call the grid. A call that fails
+    on one rank alone (a time-out, an interruption) ends the grid: later calls raise `StateError`, and a new grid can be
+    made.
 
     Examples
     --------
@@ -321,10 +342,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError, DecompositionError
-            If the dtype or the layout is invalid. A field of one parity needs even grid extents, and blocks that begin
-            at even cells along the last axis (see ``checkerboard`` of `Grid`). Raised on all ranks.
-        HaloxError
-            If a rank has too little memory. Raised on all ranks.
+            Also if a field of one parity has odd grid extents, or blocks that do not begin at even cells along the last
+            axis (see ``checkerboard`` of `Grid`).
 
         Notes
         -----
@@ -356,9 +375,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
-            for integers, a longer string, a mask, a date or a duration), or if the value's shape does not broadcast.
-            Raised on all ranks. Arrays of structs or objects are cast by NumPy without these checks.
+            Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN for integers, a
+            longer string, a mask, a date or a duration). Arrays of structs or objects are cast by NumPy without these
+            checks.
         """
         return self._new(dtype, layout, "full", value)
 
@@ -396,16 +415,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             ``out``, or a new field. Its halo has the numbers of the cells at the other end of the grid, as if all axes
             were periodic.
 
-        Raises
-        ------
-        FieldError
-            As for `zeros`. Also if the seed, the distribution or the dtype is invalid, or ``out`` is read-only or does
-            not fit the grid.
-        DeviceError
-            If ``out`` is not on the device of the grid's fields.
-        MismatchError
-            If ranks give different arguments.
-
         Notes
         -----
         Collective. The generator is Philox4x32-10; its key is the seed, and its counter the flat index of the point in
@@ -436,11 +445,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             their shape only: compute into a new field, as in ``numpy.multiply(field, 2, out=new)``, or `declare` them.
         dtype : dtype, optional
             By default the dtype of ``field``.
-
-        Raises
-        ------
-        FieldError
-            As for `zeros`. Also if ``field`` is not a field of the grid. Raised on all ranks.
         """
         return self._new_like(field, dtype, "zeros")
 
@@ -480,10 +484,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            If the array's shape differs from the shape of this layout on this rank, or the array is already a field of
-            the opposite parity.
-        DeviceError
-            If the array is on another device than the grid's fields.
+            Also if the array is already a field of the opposite parity.
 
         Notes
         -----
@@ -506,11 +507,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             points in the array; ``owned``, the global indices of the owned points; and ``origin``, the global index of
             the array's first point along each axis. For a field of one parity, ``owned`` and ``origin`` count pairs of
             cells along the last axis.
-
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid.
         """
         try:
             return self._layouts.find(field)
@@ -558,11 +554,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         tuple of ndarray
             Arrays on the grid's device, each with length 1 along all axes except its own. With a parity, the last array
             has the shape of the field without components.
-
-        Raises
-        ------
-        FieldError
-            If ``parity``, ``staggered`` or ``field`` is invalid, or ``field`` is given with one of the others.
 
         Examples
         --------
@@ -613,8 +604,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            If the points are not finite numbers of this shape, the coordinates do not rise or fall, or ``coords`` or
-            ``staggered`` do not fit the grid.
+            Also if coordinates do not rise or fall.
 
         Examples
         --------
@@ -647,11 +637,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Grid axis; may be negative.
         side : {"low", "high"}
             Side of the grid.
-
-        Raises
-        ------
-        FieldError
-            If there is no such axis or side.
         """
         return self.domain.plain.is_at_wall(axis, side)
 
@@ -675,12 +660,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -------
         array
             View of ``field`` with all its axes, component axes included.
-
-        Raises
-        ------
-        FieldError
-            As for `at_wall` and `layout`. Also if ``depth`` is not an int from 0 to the number of owned layers on ranks
-            at the wall.
 
         Examples
         --------
@@ -731,24 +710,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             together, in one message per neighbour.
         corners : bool, optional
             Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
-
-        Raises
-        ------
-        FieldError
-            If an array does not fit the grid in shape or dtype, or is read-only, or if two fields share memory.
-        DeviceError
-            If an array is on another device than the grid's fields.
-        MismatchError
-            If the ranks' fields do not match, or the ranks make different calls.
-        PathError
-            If the requested path (``path`` of the grid, ``HALOX_PATH``) cannot be used; the message says why.
-        StateError
-            If another thread is inside a collective call of this grid. Also if CuPy's current stream is being captured,
-            and either the fields have no plan yet, or the plan's path does not support capture.
-        ClosedError
-            If the grid is closed.
-        ExchangeTimeoutError
-            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
@@ -881,13 +842,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
             and the fastest process grid, ``best_proc_shape`` and ``best_us``.
 
-        Raises
-        ------
-        DecompositionError
-            If the grid cannot be divided among the ranks.
-        HaloxError
-            If another argument is invalid.
-
         Notes
         -----
         Collective on GPUs, else local.
@@ -945,15 +899,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             A ``LinearOperator`` of SciPy, or on a GPU of CuPy; on several ranks only a context of petsc4py's matrices,
             see `halox.linear_operators.FieldOperator`.
 
-        Raises
-        ------
-        FieldError
-            If ``apply`` is not callable, or the fields do not fit the grid or are not of one real or complex dtype.
-        MismatchError
-            If ranks give different numbers of fields.
-        MissingPackageError
-            If SciPy is not installed.
-
         Notes
         -----
         Collective, and so are products.
@@ -998,9 +943,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         DecompositionError
-            If the factor is invalid or does not divide the blocks, or the halo is wider than a periodic coarse axis.
-        MismatchError
-            If arguments differ between ranks.
+            If the factor does not divide the blocks, or the halo is wider than a periodic coarse axis.
 
         Notes
         -----
@@ -1035,17 +978,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
             with half the cells along the last grid axis.
 
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid, or ``root`` is not a rank.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks.
-        HaloxError
-            Also if rank ``root`` has too little memory for the whole field.
-        ExchangeTimeoutError
-            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the gather.
-
         Notes
         -----
         Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
@@ -1079,16 +1011,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -------
         array
             The field. The halo of a new field is zero, the halo of ``out`` is not changed; `exchange` fills either.
-
-        Raises
-        ------
-        FieldError
-            If ``root`` is not a rank; if its array is missing or has another shape; if ``out`` is not a field of the
-            grid, is read-only, or is given together with layout options.
-        MismatchError
-            If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
-        ExchangeTimeoutError
-            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the scatter.
 
         Notes
         -----
@@ -1157,10 +1079,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Raises
         ------
-        FieldError
-            If a field does not fit the grid, or an argument is malformed.
-        MismatchError
-            If paths, fields or options differ between ranks.
         CheckpointError
             If the checkpoint cannot be written: no permission, no space, another run is writing it, a file or folder
             that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
@@ -1223,10 +1141,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         CheckpointError
             If the checkpoint does not exist, has another grid shape or format, lacks a requested field, is truncated or
             damaged, or was replaced while it was read. The contents of the fields to fill are then undefined.
-        FieldError
-            If a field to fill does not match the saved field, or is read-only.
-        MismatchError
-            If paths or fields differ between ranks.
         MissingPackageError
             If tensorstore is not installed.
 
