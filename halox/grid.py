@@ -8,9 +8,7 @@ launch itself. Therefore these calls look up their plan first, and call no other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
@@ -22,14 +20,10 @@ from halox.decomposition import PARITIES, FieldLayout
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
-from halox.exchange.cache import CachedPlan, PlanCache
-from halox.exchange.draft import Draft
-from halox.exchange.halo import halo_draft
-from halox.exchange.making import make_domain_plan
+from halox.exchange.grid_plans import GridPlans
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.grid_reductions import GridReductions
-from halox.paths.base import Operation
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.tables import Text, html_facts
@@ -45,9 +39,7 @@ if TYPE_CHECKING:
     from halox.dimension_names import GridCoords
     from halox.domain.options import GridArguments
     from halox.exchange.device_loop import Loop
-    from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
-    from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike, GpuArray
 
     FieldArray = TypeVar("FieldArray", default=Any)
@@ -66,8 +58,8 @@ Given = TypeVar("Given", bound="FieldLike")
 class Grid(GridReductions, Closing, Generic[FieldArray]):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
-    - Make fields: `zeros`, `ones`, `full`, `empty`, `random`; `zeros_like` and so on; `declare` for your own arrays. Find
-      their cells: `interior`, `indices`, `layout`, `walls`, `at_wall`, `wall`.
+    - Make fields: `zeros`, `ones`, `full`, `empty`, `random`; `zeros_like` and so on; `declare` for your own arrays.
+      Find their cells: `interior`, `indices`, `layout`, `walls`, `at_wall`, `wall`.
     - Exchange: `exchange`, `accumulate`; `plan` for the same fields in each step. See how: `describe`, `explain`,
       `predict`.
     - Reduce: `sum`, `mean`, `std`, `min`, `max`, `argmin`, `argmax`, `norm`, `dot`, `histogram`; `reduce` for
@@ -291,11 +283,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.xp: ModuleType = domain.xp
         self._new: Callable[..., FieldArray] = domain.allocation.new
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
-        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
-        self._known_plans = self._plans.known
+        self._plans = GridPlans(domain)
+        self._known_plans = self._plans.cache.known
         self._use_reductions(domain)
-        for table in (self._known_plans, self._of_fields):
-            self._layouts.register(table)
+        self._layouts.register(self._of_fields)
 
     # Fields
 
@@ -719,9 +710,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
         key = self.corners if corners is None else as_bool(corners)
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        cached = self._known_plans.find(key, fields)
         if cached is None:
-            cached = self._cached("copy", fields, corners, key)
+            cached = self._plans.of_call("copy", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
@@ -738,13 +729,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        cached = self._known_plans.find(key, fields)
         if cached is None:
-            cached = self._cached("add", fields, corners, key)
+            cached = self._plans.of_call("add", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
-    @single_threaded
     def plan(
         self,
         *fields: FieldLike,
@@ -778,33 +768,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Collective. Raises the errors of `exchange`, and `FieldError` if ``every`` or ``overlap`` is invalid. With
         ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
-        from halox.exchange.loops import Loops, UnchangedCheck, check_options, check_same_arrays
-
-        self._world.begin("plan")
-        check: Check = partial(check_options, every, overlap)
-        plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = (
-            [self._layouts.read(field) for field in fields],
-            ("plan", self.domain.plans_made),
-        )
-        is_same: Check = partial(check_same_arrays, read)
-
-        def find(others: tuple[object, ...]) -> CachedPlan:
-            known = self._known_plans.find(key, others) or self._plans.find(key, others)
-            return known or self._cached("copy", others, corners, key, path=path, check=is_same)
-
-        debug = None
-        if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
-            debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
-
-        def stores(*given: object) -> StoreChannel:
-            from halox.paths.peer.stores import make_stores
-
-            with_corners = self.corners if corners is None else corners
-            return make_stores(self.domain.context, read, with_corners, *given)
-
-        plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
-        return plan
+        return self._plans.persistent(fields, corners, path, every, overlap)
 
     def describe(self) -> str:
         """Return a text about the division of the grid; local."""
@@ -814,11 +778,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
             raise FieldError("explain: give fields; grid.describe() describes the grid")
-        key = self.corners
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
-        if cached is None:
-            cached = self._cached("copy", fields, None, key)
-        return cached[0].explain()
+        return self._plans.of_call("copy", fields, None, self.corners)[0].explain()
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any
@@ -1163,7 +1123,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         `ClosedError`; local calls such as `interior`, `layout` and `indices` still work.
         """
         if not self._world.closed:
-            self._plans.clear()
+            self._plans.cache.clear()
             self.domain.close_dependents()
             self._reductions.close()
             self.domain.close()
@@ -1183,62 +1143,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a table for a notebook."""
         facts = self.domain.division.facts(self.rank, self.size)
         return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
-
-    # Plans
-
-    @single_threaded
-    def _cached(
-        self,
-        /,
-        operation: Operation,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        key: Hashable,
-        **options: Any,
-    ) -> CachedPlan:
-        self._world.begin("exchange" if operation == "copy" else "accumulate")
-        plan = self._plan(operation, fields, corners, keep=False, **options)
-        self._plans.add(key, fields, plan)
-        return plan, None
-
-    def _plan(
-        self,
-        operation: Operation,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        *,
-        keep: bool,
-        path: str | None = None,
-        check: Check = lambda *_: 1,
-    ) -> Plan:
-        """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
-
-        def draft() -> Draft:
-            with_corners = (
-                self.corners if corners is None else check_bool("corners", corners, FieldError)
-            )
-            if not fields:
-                raise FieldError("no field given; pass one or more arrays of this grid")
-            read = [self._layouts.read(field) for field in fields]
-            every = check(read, with_corners)
-            draft = halo_draft(
-                fields,
-                read,
-                operation=operation,
-                corners=with_corners,
-                numbers=tuple([self._layouts.number(described) for described, _ in read]),
-                relocatable=not keep and not any(map(self._layouts.is_own, fields)),
-            )
-            if every == 1:
-                return draft
-            # The plan compares these texts between ranks.
-            return replace(draft, specs=tuple(f"{spec}, every={every}" for spec in draft.specs))
-
-        call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
-        self._plans.sweep()
-        plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
-        self.domain.plans_made += 1
-        return plan
 
 
 class CoarseGrid(Grid[FieldArray]):
