@@ -284,7 +284,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self._new: Callable[..., FieldArray] = domain.allocation.new
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
         self._plans = GridPlans(domain)
-        self._known_plans = self._plans.cache.known
+        self._plan_cache, self._known_plans = self._plans.cache, self._plans.cache.known
         self._use_reductions(domain)
         self._layouts.register(self._of_fields)
 
@@ -710,9 +710,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
         key = self.corners if corners is None else as_bool(corners)
-        cached = self._known_plans.find(key, fields)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._plans.of_call("copy", fields, corners, key)
+            cached = self._plans.add("copy", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
@@ -729,9 +729,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        cached = self._known_plans.find(key, fields)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._plans.of_call("add", fields, corners, key)
+            cached = self._plans.add("add", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
@@ -778,7 +778,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
             raise FieldError("explain: give fields; grid.describe() describes the grid")
-        return self._plans.of_call("copy", fields, None, self.corners)[0].explain()
+        return self._plans.of_call(fields, None, self.corners)[0].explain()
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any

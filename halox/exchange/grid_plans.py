@@ -1,6 +1,6 @@
 """Plans of the exchanges of a grid's fields: for calls of `exchange` and `accumulate`, and for callers of `plan`.
 
-`halox.Grid` first looks up arrays of earlier calls in the table ``cache.known``, and then calls `GridPlans.of_call`.
+`halox.Grid` looks up the arrays of a call in ``cache`` itself, to save time, and calls `GridPlans.add` for new ones.
 """
 
 from __future__ import annotations
@@ -35,18 +35,14 @@ class GridPlans:
         self._layouts.register(self.cache.known)
 
     def of_call(
-        self,
-        operation: Operation,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        key: Hashable,
-        **options: Any,
+        self, fields: tuple[object, ...], corners: bool | None, key: Hashable, **options: Any
     ) -> CachedPlan:
-        """Return the plan of a call with some fields; the cache has it by ``key`` from the second call on."""
-        return self.cache.find(key, fields) or self._add(operation, fields, corners, key, **options)
+        """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
+        known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
+        return known or self.add("copy", fields, corners, key, **options)
 
     @single_threaded
-    def _add(
+    def add(
         self,
         operation: Operation,
         fields: tuple[object, ...],
@@ -54,6 +50,7 @@ class GridPlans:
         key: Hashable,
         **options: Any,
     ) -> CachedPlan:
+        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self.make(operation, fields, corners, keep=False, **options)
         self.cache.add(key, fields, plan)
@@ -79,8 +76,7 @@ class GridPlans:
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
-            known = self.cache.known.find(key, others)
-            return known or self.of_call("copy", others, corners, key, path=path, check=is_same)
+            return self.of_call(others, corners, key, path=path, check=is_same)
 
         debug = None
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
