@@ -78,6 +78,7 @@ def coarsen(finer: Domain, factor: object, even: object, whole: object) -> Coars
         over = Decomposition(axes, finer.decomposition.placement)
         options: GridOptions = {
             **finer.options,
+            "comm": world.mpi.COMM_SELF if is_whole else world.comm,
             "connect": connect,
             "coords": None,
             "device": finer.division.device,
@@ -86,8 +87,7 @@ def coarsen(finer: Domain, factor: object, even: object, whole: object) -> Coars
             "blocks": None if is_whole else [axis.sizes for axis in axes],
             "placement": is_whole or over.placement,
         }
-        comm = world.mpi.COMM_SELF if is_whole else world.comm
-        return Coarse(Domain(comm, over.grid_shape, options), over, is_whole)
+        return Coarse(Domain(over.grid_shape, options), over, is_whole)
 
 
 def cells_over_block(finer: Domain, coarse: Coarse, layout: FieldLayout) -> tuple[slice, ...]:

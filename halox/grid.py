@@ -2,8 +2,8 @@
 
 The class contains no algorithms: its methods document and call the lower layers. `halox.domain` divides the grid and
 allocates fields, `halox.exchange` plans exchanges, `halox.gathering` and `halox.checkpoint` move whole arrays. The
-reductions are in its base class `GridReductions`. A call with known arrays costs a dict look-up and the exchange or
-launch itself. Therefore these calls look up their plan first, and call no other method before.
+reductions are in its base class `GridReductions`. `exchange` and `accumulate` look up their plan themselves: a call
+with known arrays costs a dict look-up and the exchange.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast
 
 import numpy.typing as npt
 
-from halox.decomposition import PARITIES, FieldLayout
+from halox.decomposition import FieldLayout
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
@@ -137,22 +137,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     Attributes
     ----------
-    rank : int
-        Number of this rank.
-    size : int
-        Number of ranks.
+    rank, size : int
+        Number of this rank, and number of ranks.
     comm : mpi4py.MPI.Intracomm
         The private duplicate of the communicator.
-    grid_shape : tuple of int
-        Cells of the whole grid per axis.
-    rank_shape : tuple of int
-        Cells that this rank owns per axis.
-    padded_shape : tuple of int
-        ``rank_shape`` plus the halo: the shape of a field on this rank.
-    proc_shape : tuple of int
-        Ranks per axis.
-    proc_coords : tuple of int
-        Coordinates of this rank in the process grid.
+    grid_shape, rank_shape, padded_shape : tuple of int
+        Per axis, the cells of the whole grid, the cells that this rank owns, and these plus the halo: the shape of a
+        field on this rank.
+    proc_shape, proc_coords : tuple of int
+        Ranks per axis, and the coordinates of this rank among them.
     dims : tuple of str
         Names of the axes.
     coords : mapping of str to numpy.ndarray
@@ -227,12 +220,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     @overload
     def __init__(
-        self: Grid[Array],
-        grid_shape: Shape,
-        *,
-        comm: MPI.Intracomm | None = None,
-        device: Literal["cpu"],
-        **options: Unpack[GridArguments],
+        self: Grid[Array], grid_shape: Shape, *, device: Literal["cpu"], **_: Unpack[GridArguments]
     ) -> None: ...
 
     @overload
@@ -240,26 +228,19 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self: Grid[GpuArray],
         grid_shape: Shape,
         *,
-        comm: MPI.Intracomm | None = None,
         device: Literal["gpu"],
-        **options: Unpack[GridArguments],
+        **_: Unpack[GridArguments],
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Grid[Any],
-        grid_shape: Shape,
-        *,
-        comm: MPI.Intracomm | None = None,
-        device: Device = "auto",
-        **options: Unpack[GridArguments],
+        self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[GridArguments]
     ) -> None: ...
 
     @with_signature
     @short_errors
-    def __init__(self, *shape: Any, comm: MPI.Intracomm | None = None, **options: Any) -> None:
-        grid_shape, given = grid_arguments(shape, options)
-        self._use(Domain(comm, grid_shape, given))
+    def __init__(self, *shape: Any, **options: Any) -> None:
+        self._use(Domain(*grid_arguments(shape, options)))
 
     def _use(self, domain: Domain) -> None:
         self.domain = domain
@@ -358,10 +339,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             truncated for an integer dtype. An array is broadcast to the field's shape on each rank, halo included, by
             NumPy's rules. For example, one number per component of a field with a component axis before two grid axes
             has the shape ``(components, 1, 1)``.
-        dtype : dtype
-            "f8" by default. The default does not depend on the value, so that it is the same on all ranks.
-        **layout
-            Layout options of `zeros`.
+        dtype, **layout
+            The same as for `zeros`.
 
         Raises
         ------
@@ -402,23 +381,14 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Returns
         -------
-        numpy.ndarray or cupy.ndarray
-            ``out``, or a new field. Its halo has the numbers of the cells at the other end of the grid, as if all axes
-            were periodic.
+        array
+            ``out``, or a new field. Its halo has the numbers of a periodic grid.
 
         Notes
         -----
         Collective. The generator is Philox4x32-10; its key is the seed, and its counter the flat index of the point in
         the whole field, as `gather` returns it. Uniform numbers have the same bits on CPUs and GPUs; normal numbers
         (Box-Muller) may differ in the last bits.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((64, 64), device="cpu") as grid:
-        ...     u = grid.random(7, "normal")
-        ...     round(grid.std(u), 1)
-        1.0
         """
         from halox.sampling.random_numbers import random_field
 
@@ -458,24 +428,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Declare the layout of an array that you allocated.
 
         Needed if the layout does not follow from the shape, if the field is staggered or of one parity, or if its halo
-        differs from the grid's halo.
-
-        Parameters
-        ----------
-        array : numpy.ndarray or array on this rank's GPU
-        **layout
-            The options ``components``, ``staggered``, ``halo``, ``parity``, ``offsets``,
-            ``boundary``, ``sign`` and ``position`` of `zeros`.
-
-        Returns
-        -------
-        array
-            The same object.
-
-        Raises
-        ------
-        FieldError
-            Also if the array is already a field of the opposite parity.
+        differs from the grid's halo. Takes the options of `zeros`, and returns the same array. It is an error if the
+        array is already a field of the opposite parity.
 
         Notes
         -----
@@ -561,11 +515,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         options: FieldOptions = {"parity": parity}
         options["staggered"] = () if staggered is None else staggered
         layout = self._layouts.of_options(options) if field is None else self.layout(field)
-        cuts = layout.stored if with_halo else layout.owned
-        *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))
-        if layout.spec.parity is not None:
-            last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
-        return (*others, last)
+        return layout.indices(self.xp, halo=with_halo)
 
     @short_errors
     def locate(
@@ -582,7 +532,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         points : array_like
             Shape (n, axes), or (n,) if the grid has one axis: coordinates, or indices along axes without coordinates.
         coords : mapping of str to array, optional
-            Coordinates by dimension, in addition to ``coords`` of the grid or in place of them; rising or falling.
+            Coordinates by dimension, in addition to ``coords`` of the grid or in place of them. They rise or fall.
         staggered : int or sequence of int
             Return the indices of the points of a field that is staggered along these axes.
 
@@ -591,11 +541,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         numpy.ndarray
             Shape (n, axes), float64: linear between two cells, exact at a cell. Beyond the first and the last cell, the
             distance to the next cell is continued.
-
-        Raises
-        ------
-        FieldError
-            Also if coordinates do not rise or fall.
 
         Examples
         --------
@@ -620,15 +565,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int, side: Side) -> bool:
-        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local.
-
-        Parameters
-        ----------
-        axis : int
-            Grid axis; may be negative.
-        side : {"low", "high"}
-            Side of the grid.
-        """
+        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local."""
         return self.domain.plain.is_at_wall(axis, side)
 
     def wall(
@@ -638,19 +575,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Parameters
         ----------
-        field : array
-            A field of the grid.
-        axis, side
-            The same as for `at_wall`.
+        field, axis, side
+            A field of the grid, and a wall as in `walls`.
         depth : int
             Number of layers of owned cells.
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
-
-        Returns
-        -------
-        array
-            View of ``field`` with all its axes, component axes included.
 
         Examples
         --------
@@ -765,8 +695,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective. Raises the errors of `exchange`, and `FieldError` if ``every`` or ``overlap`` is invalid. With
-        ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
+        Collective. With ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
         return self._plans.persistent(fields, corners, path, every, overlap)
 
@@ -800,11 +729,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         list of dict
             For each number of ranks its ``proc_shape`` and ``rank_shape``, ``messages`` and ``bytes`` that the busiest
             rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
-            and the fastest process grid, ``best_proc_shape`` and ``best_us``.
-
-        Notes
-        -----
-        Collective on GPUs, else local.
+            and the fastest process grid, ``best_proc_shape`` and ``best_us``. Collective on GPUs, else local.
         """
         from halox.prediction import constants, predict
 
@@ -834,8 +759,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective. Raises `HaloxError`, `FieldError`, `DeviceError` or `MismatchError` for invalid arguments. The first
-        ``every`` steps of all are plain calls. So are all steps on CPUs, and if a step needs the host.
+        Collective. The first ``every`` steps are plain calls. So are all steps on CPUs, and if a step needs the host.
         """
         from halox.exchange.device_loop import Loop
 
@@ -857,11 +781,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -------
         FieldOperator
             A ``LinearOperator`` of SciPy, or on a GPU of CuPy; on several ranks only a context of petsc4py's matrices,
-            see `halox.linear_operators.FieldOperator`.
-
-        Notes
-        -----
-        Collective, and so are products.
+            see `halox.linear_operators.FieldOperator`. Making it is collective, and so are products.
 
         Examples
         --------
@@ -923,20 +843,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     @single_threaded
     def gather(self, field: FieldLike, root: int = 0) -> Array | None:
-        """Collect the owned cells of all ranks on one rank.
+        """Return the whole field, in host memory, on rank ``root``, and None on other ranks.
 
-        Parameters
-        ----------
-        field : array
-            A field with the same dtype and layout on all ranks.
-        root : int
-            The rank that gets the cells; the same on all ranks.
-
-        Returns
-        -------
-        numpy.ndarray or None
-            The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
-            with half the cells along the last grid axis.
+        A field of one parity stays compact, with half the cells along the last grid axis.
 
         Notes
         -----
@@ -974,8 +883,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU are filled through page-locked
-        memory.
+        Collective; blocks. Needs memory for the field and 64 MiB.
 
         Examples
         --------
@@ -1034,8 +942,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Number of Zarr groups to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
             one before to ``run.2.zarr``; `load` reads them under these names. If anything else has one of these names,
             the save is an error.
-        **named
-            Further fields.
 
         Raises
         ------
@@ -1043,8 +949,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             If the checkpoint cannot be written: no permission, no space, another run is writing it, a file or folder
             that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
             unchanged.
-        MissingPackageError
-            If tensorstore is not installed.
 
         Notes
         -----
@@ -1088,8 +992,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Fields to load into new arrays. By default all fields, or no fields if there are fields to fill.
         progress : callable, optional
             The same as for `save`.
-        **named
-            Further fields to fill.
 
         Returns
         -------
@@ -1101,8 +1003,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         CheckpointError
             If the checkpoint does not exist, has another grid shape or format, lacks a requested field, is truncated or
             damaged, or was replaced while it was read. The contents of the fields to fill are then undefined.
-        MissingPackageError
-            If tensorstore is not installed.
 
         Notes
         -----

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
@@ -647,6 +647,14 @@ class FieldLayout:
             (at == 0, at == axis.parts - 1)
             for at, axis in zip(coords, decomposition.axes, strict=True)
         )
+
+    def indices(self, xp: Any, *, halo: bool) -> tuple[Any, ...]:
+        """Return the global indices of the owned or stored points, as `halox.Grid.indices` describes them."""
+        cuts = self.stored if halo else self.owned
+        *others, last = xp.ix_(*(xp.arange(cut.start, cut.stop) for cut in cuts))
+        if self.spec.parity is not None:
+            last = 2 * last + (sum(others) + PARITIES.index(self.spec.parity)) % 2
+        return (*others, last)
 
     def is_at_wall(self, axis: int, side: str) -> bool:
         """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.

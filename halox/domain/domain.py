@@ -20,8 +20,6 @@ from halox.runtime.world import World
 from halox.values import shown
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from halox.dimension_names import Labels
 
 
@@ -51,7 +49,7 @@ def domain_of(grid: object, remedy: str = "", name: str = "grid") -> Domain:
 class Domain:
     """A grid divided among the ranks of a communicator: the base of grids, and of the stages of an FFT.
 
-    Collective over ``comm``; raises the errors of `halox.Grid`.
+    Collective over the communicator; raises the errors of `halox.Grid`.
 
     Attributes
     ----------
@@ -85,10 +83,8 @@ class Domain:
         Plans made for exchanges of the grid. The number stays the same in a loop whose exchanges reuse their plans.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm | None, grid_shape: int | Sequence[int], options: GridOptions
-    ) -> None:
-        self.options = options
+    def __init__(self, grid_shape: int | Sequence[int], options: GridOptions) -> None:
+        self.options, comm = options, options["comm"]
         self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import EllipsisType
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_entries, as_int, as_list, shown, unknown_option
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 
 class GridArguments(TypedDict, total=False):
     """Options of `halox.Grid` apart from ``device``, which determines the type of its fields.
@@ -38,6 +41,7 @@ class GridArguments(TypedDict, total=False):
     blocks: Sequence[Sequence[int] | None] | None
     boundary: object
     connect: object
+    comm: MPI.Intracomm | None
     corners: bool
     placement: bool | Placement
     checkerboard: bool
@@ -100,7 +104,7 @@ def grid_arguments(
         shapes = *shapes, given.pop("grid_shape")
     for name in given:
         if name not in DEFAULTS:
-            known = ["grid_shape", "comm", *DEFAULTS]
+            known = ["grid_shape", *DEFAULTS]
             raise TypeError(f"halox.Grid: {unknown_option(name, known, OTHER_NAMES)}")
     if len(shapes) != 1:
         shape = shapes if shapes and None not in map(as_int, shapes) else "grid_shape"
@@ -113,8 +117,7 @@ def grid_arguments(
 def with_signature(constructor: Constructor) -> Constructor:
     """Decorate the constructor of `halox.Grid`, so that `help` shows its options and their defaults."""
     shown = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "grid_shape")]
-    options = {**DEFAULTS, "comm": None}.items()
-    shown += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options]
+    shown += [Parameter(n, Parameter.KEYWORD_ONLY, default=value) for n, value in DEFAULTS.items()]
     constructor.__signature__ = Signature(shown)  # type: ignore[attr-defined]
     return constructor
 
