@@ -85,9 +85,10 @@ class Points(Unique):
         self._grid, self._world = grid, self._domain.world
 
         def check() -> tuple[Corners, dict[str, bytes]]:
-            is_by_dimension = isinstance(indices, Mapping)
-            given = indices_of(indices, self._domain.labels) if is_by_dimension else indices
-            self.indices = as_points(given, len(grid.grid_shape), "indices")
+            found: Any = indices
+            if isinstance(indices, Mapping):
+                found = indices_of(indices, self._domain.labels)
+            self.indices = as_points(found, len(grid.grid_shape), "indices")
             if len(far := np.flatnonzero((abs(self.indices) >= _MOST).any(axis=1))):
                 raise FieldError(
                     f"indices: point {far[0]} is at {shown(self.indices[far[0]].tolist())}, and float64 does not hold "

@@ -44,6 +44,7 @@ class GridPlans:
     @single_threaded
     def add(
         self,
+        /,
         operation: Operation,
         fields: tuple[object, ...],
         corners: bool | None,
