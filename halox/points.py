@@ -54,11 +54,13 @@ class Points(Unique):
     ------
     FieldError
         If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude. Also if a
-        mapping has other dimensions than the grid, or coordinates neither rise nor fall.
+        mapping has other dimensions than the grid, or coordinates neither rise nor fall. In methods: if an array does
+        not fit the grid, or a point is beyond its halo at a wall.
     MismatchError
-        If ranks give different indices.
-    ClosedError
-        If the grid is closed.
+        If ranks give different indices, or dtypes, layouts or roots; on a GPU compared in the first call with a layout
+        and dtype.
+    DeviceError, StateError, ClosedError, ExchangeTimeoutError
+        The same as for `Grid`.
 
     Notes
     -----
@@ -134,15 +136,8 @@ class Points(Unique):
         Raises
         ------
         FieldError
-            If the array does not fit the grid, a point is beyond its halo at a wall, or it lacks a halo around a
-            fractional point; if its dtype has no fractions, or no kernel on a GPU; if ``root`` is not a rank.
-        DeviceError
-            If the array is not on the device of the grid's fields.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks; on a GPU compared in the first call with a layout and
-            dtype.
-        StateError, ClosedError, ExchangeTimeoutError
-            The same as for `Grid.sum`.
+            Also if the field lacks a halo around a fractional point; if its dtype has no fractions, or no kernel on a
+            GPU; if ``root`` is not a rank.
 
         Notes
         -----
@@ -202,12 +197,8 @@ class Points(Unique):
         Raises
         ------
         FieldError
-            As for `get`. Also if the field is not numeric or is read-only, or the values do not broadcast or cannot be
-            cast to its dtype.
-        DeviceError
-            If the field is not on the device of the grid's fields.
-        StateError
-            If CuPy's current stream is being captured, and this is the first call with this layout and dtype.
+            Also if the field is not numeric or is read-only, or the values do not broadcast or cannot be cast to its
+            dtype.
 
         Notes
         -----
