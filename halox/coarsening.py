@@ -91,7 +91,7 @@ def coarsen(finer: Domain, factor: object, even: object, whole: object) -> Coars
 
 
 def cells_over_block(finer: Domain, coarse: Coarse, layout: FieldLayout) -> tuple[slice, ...]:
-    """Return the index of the cells of a whole field over this rank's finer block, halo included."""
+    """Return the index of a whole field's cells over this rank's finer block, halo included."""
     stored = FieldLayout(coarse.over, finer.world.rank, layout.spec).stored
     cuts = [slice(s.start - o, s.stop - o) for s, o in zip(stored, layout.origin, strict=True)]
     return (*(slice(None) for _ in layout.spec.components_before), *cuts)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from halox.checkpoint.loading import Loaded
     from halox.coarsening import Coarse
     from halox.dimension_names import GridCoords
-    from halox.domain.options import GridArguments
+    from halox.domain.options import Arguments
     from halox.exchange.device_loop import Loop
     from halox.linear_operators import FieldOperator
     from halox.runtime.array_types import FieldLike, GpuArray
@@ -220,21 +220,17 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     @overload
     def __init__(
-        self: Grid[Array], grid_shape: Shape, *, device: Literal["cpu"], **_: Unpack[GridArguments]
+        self: Grid[Array], grid_shape: Shape, *, device: Literal["cpu"], **_: Unpack[Arguments]
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Grid[GpuArray],
-        grid_shape: Shape,
-        *,
-        device: Literal["gpu"],
-        **_: Unpack[GridArguments],
+        self: Grid[GpuArray], grid_shape: Shape, *, device: Literal["gpu"], **_: Unpack[Arguments]
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[GridArguments]
+        self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[Arguments]
     ) -> None: ...
 
     @with_signature
@@ -581,15 +577,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Number of layers of owned cells.
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((8, 8), device="cpu") as grid:
-        ...     u = grid.zeros()
-        ...     grid.wall(u, 0, "low")[...] = 1.0
-        ...     grid.sum(u)
-        np.float64(8.0)
         """
         index = self.layout(field).wall(axis, side, depth, halo=halo)
         return field[index]  # type: ignore[index, no-any-return]
@@ -828,12 +815,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Notes
         -----
         Collective. Close the coarse grid separately. Numbers in a ``boundary`` are not scaled. ``coords`` are not kept.
-
-        Examples
-        --------
-        >>> import halox
-        >>> halox.Grid((8, 12), periodic=True, device="cpu").coarsen(2).grid_shape
-        (4, 6)
         """
         from halox.coarsening import coarsen
 
@@ -1069,9 +1050,9 @@ class CoarseGrid(Grid[FieldArray]):
         from halox.coarsening import cells_over_block
 
         layout = self.layout(field)
-        return (
-            field[cells_over_block(self._finer, self._coarse, layout)] if self.is_whole else field
-        )
+        if not self.is_whole:
+            return field
+        return field[cells_over_block(self._finer, self._coarse, layout)]
 
     def collector(self, field: Any) -> Callable[[], None]:
         """Return a function that completes a field after each rank has set its own cells in the `aligned` part.

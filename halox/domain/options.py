@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class GridArguments(TypedDict, total=False):
+class Arguments(TypedDict, total=False):
     """Options of `halox.Grid` apart from ``device``, which determines the type of its fields.
 
     ``placement`` may also be the placement of another grid with the same process grid.
@@ -52,7 +52,7 @@ class GridArguments(TypedDict, total=False):
     reproducible: bool
 
 
-class GridOptions(GridArguments, total=False):
+class GridOptions(Arguments, total=False):
     """Options of `halox.Grid`, which documents them, before any check."""
 
     device: Literal["auto", "cpu", "gpu"]
