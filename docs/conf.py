@@ -71,6 +71,7 @@ MADE_BY_HALOX = {
     "halox.datatypes.StridedBlocks",
     "halox.decomposition.FieldLayout",
     "halox.exchange.report.Row",
+    "halox.grid.CoarseGrid",
     "halox.xarray.DatasetFields",
 }
 """Classes that users do not construct: the pages omit the arguments of their constructors."""
@@ -80,6 +81,7 @@ INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"} | {
     f"FieldLayout.{name}"
     for name in (
         "check_widths",
+        "indices",
         "is_flat_somewhere",
         "is_wide",
         "regions",

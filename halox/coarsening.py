@@ -11,18 +11,15 @@ With few coarse cells every rank holds the whole grid, since communication would
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from halox.datatypes import slab
 from halox.decomposition import AxisPartition, Decomposition, FieldLayout
-from halox.domain import Domain
+from halox.domain import Domain, GridOptions
 from halox.errors import DecompositionError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
-from halox.grid import FieldArray, Grid
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import describe
 from halox.values import as_entries, as_int, check_bool, shown
@@ -31,80 +28,21 @@ _CALL = "coarsen"
 _FEW_CELLS = 4096  # 16 along each of three axes, the default of NAS MG
 
 
-class CoarseGrid(Grid[FieldArray]):
-    """A grid over a finer grid, made by `Grid.coarsen`, with all methods of `Grid`.
+class Coarse(NamedTuple):
+    """A domain of coarse cells, and their division by the blocks of the finer domain.
 
-    Attributes
-    ----------
-    is_whole : bool
-        Whether every rank holds the whole grid. Each rank then has a grid of one rank, and its exchanges and reductions
-        need no communication.
+    ``is_whole``: every rank holds the whole domain, as a domain of one rank.
     """
 
+    domain: Domain
+    over: Decomposition
     is_whole: bool
-    _finer: Grid[FieldArray]
-    _over: Decomposition
-    _collectors: list[Plan]
-
-    def aligned(self, field: Any) -> Any:
-        """Return a view of a field's cells over this rank's block of the finer grid, halo included.
-
-        If the grid is not whole, this is the field itself. Local; raises the errors of `layout`.
-        """
-        layout = self.layout(field)
-        if not self.is_whole:
-            return field
-        stored = FieldLayout(self._over, self._finer.rank, layout.spec).stored
-        cuts = [slice(s.start - o, s.stop - o) for s, o in zip(stored, layout.origin, strict=True)]
-        return field[(*(slice(None) for _ in layout.spec.components_before), *cuts)]
-
-    def collector(self, field: Any) -> Callable[[], None]:
-        """Return a function that completes a field after each rank has set its own cells in the `aligned` part.
-
-        If the grid is whole, this is a `halox.Plan` of the parts of all ranks, which `close` closes. Otherwise it
-        does nothing. Halos are not filled: call `exchange`.
-
-        Collective over the ranks of the finer grid, and so are calls. Raises the errors of `layout`, on all ranks.
-        """
-        finer = self._finer
-        with finer.domain.world.guard:
-            finer.domain.world.begin(_CALL)
-            layout = finer.domain.world.attempt(lambda: self.layout(field), _CALL)
-            if not self.is_whole:
-                return lambda: None
-            blocks: list[Part] = []
-            for cuts in FieldLayout(self._over, finer.rank, layout.spec).owned_of_ranks:
-                pairs = list(zip(cuts, layout.origin, strict=True))
-                starts = tuple(cut.start - origin for cut, origin in pairs)
-                box = layout.spec.box(starts, tuple(cut.stop - cut.start for cut in cuts))
-                form = field.shape, field.strides, box.starts, box.subsizes
-                blocks.append(Part(0, slab(*form, field.dtype)))
-            others = [rank for rank in range(finer.size) if rank != finer.rank]
-
-            def draft() -> Draft:
-                sends = fuse("send", ((rank, 0, blocks[finer.rank]) for rank in others))
-                receives = fuse("receive", ((rank, 0, blocks[rank]) for rank in others))
-                return Draft((field,), (describe(field),), sends, receives)
-
-            plan = make_plan(finer.domain.context, draft)
-        finer.domain.dependents.add(plan)
-        self._collectors.append(plan)
-        return plan
-
-    def close(self) -> None:
-        """Free plans, collectors and memory; see `Grid.close`."""
-        while self._collectors:
-            self._collectors.pop().close()
-        super().close()
 
 
-def coarsen(
-    finer: Grid[FieldArray], factor: object, even: object, whole: object
-) -> CoarseGrid[FieldArray]:
-    """Implement `halox.Grid.coarsen`."""
-    domain, world, ndim = finer.domain, finer.domain.world, len(finer.grid_shape)
-
-    connect = domain.options.connect
+def coarsen(finer: Domain, factor: object, even: object, whole: object) -> Coarse:
+    """Make the domain of `halox.Grid.coarsen`."""
+    world, ndim = finer.world, len(finer.grid_shape)
+    connect = finer.options["connect"]
 
     def build() -> tuple[tuple[tuple[AxisPartition, ...], bool], dict[str, Any]]:
         nonlocal connect
@@ -119,7 +57,7 @@ def coarsen(
             )
         axes = tuple(
             _coarse_axis(index, axis, factors[index], is_even)
-            for index, axis in enumerate(domain.decomposition.axes)
+            for index, axis in enumerate(finer.decomposition.axes)
         )
         if connect is not None:
             from halox.decomposition.connections import coarsened
@@ -127,7 +65,7 @@ def coarsen(
             connect = coarsened(connect, factors)
         is_whole = math.prod(axis.cells for axis in axes) <= _FEW_CELLS or any(
             axis.parts > 1 and min(axis.sizes) < max(2, *widths)
-            for axis, widths in zip(axes, finer.halo, strict=True)
+            for axis, widths in zip(axes, finer.plain.spec.halo, strict=True)
         )
         if whole is not None:
             is_whole = check_bool("whole", whole, DecompositionError)
@@ -137,20 +75,53 @@ def coarsen(
         world.begin(_CALL)
         axes, is_whole = world.attempt(build, _CALL, alike=True)
         is_whole = is_whole and world.size > 1
-        over = Decomposition(axes, domain.decomposition.placement)
-        options = replace(domain.options, periodic=over.periodic, device=finer.device, coords=None)
-        options = replace(options, connect=connect)
-        if is_whole:
-            options = replace(options, proc_shape=None, blocks=None, placement=True)
-        else:
-            blocks = [axis.sizes for axis in axes]
-            options = replace(
-                options, proc_shape=over.proc_shape, blocks=blocks, placement=over.placement
-            )
-        comm = world.mpi.COMM_SELF if is_whole else world.comm
-        coarse = CoarseGrid[FieldArray].of_domain(Domain(comm, over.grid_shape, options))
-    coarse.is_whole, coarse._finer, coarse._over, coarse._collectors = is_whole, finer, over, []
-    return coarse
+        over = Decomposition(axes, finer.decomposition.placement)
+        options: GridOptions = {
+            **finer.options,
+            "comm": world.mpi.COMM_SELF if is_whole else world.comm,
+            "connect": connect,
+            "coords": None,
+            "device": finer.division.device,
+            "periodic": over.periodic,
+            "proc_shape": None if is_whole else over.proc_shape,
+            "blocks": None if is_whole else [axis.sizes for axis in axes],
+            "placement": is_whole or over.placement,
+        }
+        return Coarse(Domain(over.grid_shape, options), over, is_whole)
+
+
+def cells_over_block(finer: Domain, coarse: Coarse, layout: FieldLayout) -> tuple[slice, ...]:
+    """Return the index of a whole field's cells over this rank's finer block, halo included."""
+    stored = FieldLayout(coarse.over, finer.world.rank, layout.spec).stored
+    cuts = [slice(s.start - o, s.stop - o) for s, o in zip(stored, layout.origin, strict=True)]
+    return (*(slice(None) for _ in layout.spec.components_before), *cuts)
+
+
+def collecting_plan(finer: Domain, coarse: Coarse, field: Any) -> Plan | None:
+    """Make the plan of `CoarseGrid.collector`; None if no rank holds the whole domain."""
+    world = finer.world
+    with world.guard:
+        world.begin(_CALL)
+        layout = world.attempt(lambda: coarse.domain.layouts.find(field), _CALL)
+        if not coarse.is_whole:
+            return None
+        blocks: list[Part] = []
+        for cuts in FieldLayout(coarse.over, world.rank, layout.spec).owned_of_ranks:
+            pairs = list(zip(cuts, layout.origin, strict=True))
+            starts = tuple(cut.start - origin for cut, origin in pairs)
+            box = layout.spec.box(starts, tuple(cut.stop - cut.start for cut in cuts))
+            form = field.shape, field.strides, box.starts, box.subsizes
+            blocks.append(Part(0, slab(*form, field.dtype)))
+        others = [rank for rank in range(world.size) if rank != world.rank]
+
+        def draft() -> Draft:
+            sends = fuse("send", ((rank, 0, blocks[world.rank]) for rank in others))
+            receives = fuse("receive", ((rank, 0, blocks[rank]) for rank in others))
+            return Draft((field,), (describe(field),), sends, receives)
+
+        plan = make_plan(finer.context, draft)
+    finer.dependents.add(plan)
+    return plan
 
 
 def _coarse_axis(index: int, axis: AxisPartition, factor: int, is_even: bool) -> AxisPartition:

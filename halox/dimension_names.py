@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from zlib import crc32
 
 import numpy as np
@@ -53,6 +53,36 @@ def with_faces(axes: Sequence[str], staggered: Iterable[bool]) -> list[str]:
         axis + FACE if is_staggered else axis
         for axis, is_staggered in zip(axes, staggered, strict=True)
     ]
+
+
+class GridCoords(dict[str, Array]):
+    """Coordinates of all points of a grid by dimension, the attribute `halox.Grid.coords`.
+
+    In earlier versions it had the process coordinates, a tuple. Therefore uses of a tuple raise `TypeError`.
+    """
+
+    def __iter__(self) -> NoReturn:
+        """Raise an error, since programs may unpack the process coordinates; `keys` and `items` can be iterated."""
+        raise TypeError(
+            "grid.coords has coordinates by dimension, as in grid.coords['x'], and keys() and items() to iterate; "
+            "grid.proc_coords are this rank's coordinates in the process grid"
+        )
+
+    def __missing__(self, key: object) -> Array:
+        """Raise an error for an unknown dimension, and for numbers."""
+        if isinstance(key, str):
+            raise KeyError(key)
+        self.__iter__()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with other mappings; raise an error for tuples."""
+        if isinstance(other, tuple):
+            self.__iter__()
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        """Compare as `__eq__`."""
+        return not self == other
 
 
 class Coordinates(NamedTuple):
@@ -123,6 +153,17 @@ class Labels:
         before, after = beyond(values, int(is_staggered)), beyond(values[::-1], 1)
         values = np.concatenate([before, values, after])
         return Coordinates(((values[:-1] + values[1:]) / 2)[:points], other.attrs)
+
+    def all_coords(self) -> GridCoords:
+        """Return the coordinates of all cells and faces that have some, read-only."""
+        found = GridCoords()
+        for axis, name in enumerate(self.dims):
+            for is_staggered in (False, True):
+                along = self.along(axis, is_staggered)
+                if along is not None:
+                    values = found[name + FACE * is_staggered] = along.values.view()
+                    values.flags.writeable = False
+        return found
 
     def of_fields(self, specs: Iterable[FieldSpec]) -> dict[str, Coordinates]:
         """Return the coordinates to store with fields, by dimension."""

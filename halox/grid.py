@@ -2,33 +2,28 @@
 
 The class contains no algorithms: its methods document and call the lower layers. `halox.domain` divides the grid and
 allocates fields, `halox.exchange` plans exchanges, `halox.gathering` and `halox.checkpoint` move whole arrays. The
-reductions are in its base class `GridReductions`. A call with known arrays costs a dict look-up and the exchange or
-launch itself. Therefore these calls look up their plan first, and call no other method before.
+reductions are in its base class `GridReductions`. `exchange` and `accumulate` look up their plan themselves: a call
+with known arrays costs a dict look-up and the exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
 
 import numpy.typing as npt
 
-from halox.decomposition import PARITIES, FieldLayout
-from halox.domain import Domain, FieldOptions, GridOptions
+from halox.decomposition import FieldLayout
+from halox.domain import Domain, FieldOptions
+from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
-from halox.exchange.cache import CachedPlan, PlanCache
-from halox.exchange.draft import Draft
-from halox.exchange.halo import halo_draft
-from halox.exchange.making import make_domain_plan
+from halox.exchange.grid_plans import GridPlans
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.grid_reductions import GridReductions
-from halox.paths.base import Operation
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.tables import Text, html_facts
@@ -40,13 +35,11 @@ if TYPE_CHECKING:
 
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
-    from halox.coarsening import CoarseGrid
-    from halox.decomposition.normalise import HaloLike
+    from halox.coarsening import Coarse
+    from halox.dimension_names import GridCoords
     from halox.domain.options import Arguments
     from halox.exchange.device_loop import Loop
-    from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
-    from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike, GpuArray
 
     FieldArray = TypeVar("FieldArray", default=Any)
@@ -64,6 +57,17 @@ Given = TypeVar("Given", bound="FieldLike")
 
 class Grid(GridReductions, Closing, Generic[FieldArray]):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
+
+    - Make fields: `zeros`, `ones`, `full`, `empty`, `random`; `zeros_like` and so on; `declare` for your own arrays.
+      Find their cells: `interior`, `indices`, `layout`, `walls`, `at_wall`, `wall`.
+    - Exchange: `exchange`, `accumulate`; `plan` for the same fields in each step. See how: `describe`, `explain`,
+      `predict`.
+    - Reduce: `sum`, `mean`, `std`, `min`, `max`, `argmin`, `argmax`, `norm`, `dot`, `histogram`; `reduce` for
+      expressions of fields; `allreduce` for other arrays.
+    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`.
+    - Files: `save`, `load`.
+    - Labels: `dims`, `coords`, `dataarray`, `from_dataarray`.
+    - Solve: `loop`, `linear_operator`, `coarsen`.
 
     Parameters
     ----------
@@ -133,24 +137,19 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     Attributes
     ----------
-    rank : int
-        Number of this rank.
-    size : int
-        Number of ranks.
+    rank, size : int
+        Number of this rank, and number of ranks.
     comm : mpi4py.MPI.Intracomm
         The private duplicate of the communicator.
-    grid_shape : tuple of int
-        Cells of the whole grid per axis.
-    rank_shape : tuple of int
-        Cells that this rank owns per axis.
-    padded_shape : tuple of int
-        ``rank_shape`` plus the halo: the shape of a field on this rank.
-    proc_shape : tuple of int
-        Ranks per axis.
-    coords : tuple of int
-        Coordinates of this rank in the process grid (not the argument ``coords``).
+    grid_shape, rank_shape, padded_shape : tuple of int
+        Per axis, the cells of the whole grid, the cells that this rank owns, and these plus the halo: the shape of a
+        field on this rank.
+    proc_shape, proc_coords : tuple of int
+        Ranks per axis, and the coordinates of this rank among them.
     dims : tuple of str
         Names of the axes.
+    coords : mapping of str to numpy.ndarray
+        Coordinates of all cells ("x") and faces ("x_face") of the whole grid; empty without coordinates.
     halo : tuple of (int, int)
         Low and high halo width per axis.
     periodic : tuple of bool
@@ -163,9 +162,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Number of this rank's GPU; None on the host.
     xp : module
         ``numpy`` or ``cupy``, the module of the fields' arrays.
-    plans_made : int
-        Plans that this grid has made for its exchanges and for callers of `plan`. The number stays the same in a loop
-        whose exchanges reuse their plans.
     reproducible : bool
         Whether reductions are reproducible by default.
     domain : Domain
@@ -176,30 +172,40 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     DecompositionError
         If the grid cannot be divided as asked, a halo is wider than a periodic axis, ``connect`` is invalid or does not
         fit the grid, or a Cartesian communicator contradicts another argument.
-    MismatchError
-        If ranks give different arguments, or only some ranks find a GPU.
     FieldError
-        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has. Also
-        if ``dims`` or ``coords`` do not fit the grid.
+        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has; if
+        ``dims`` or ``coords`` do not fit the grid. In methods: if an array does not fit the grid in shape or dtype, is
+        read-only, or shares memory with another one of the call, or if another argument is invalid.
+    MismatchError
+        If ranks give different arguments, or arrays of different dtypes or layouts, make different calls, or if only
+        some ranks find a GPU.
     DeviceError
-        If ``device`` is invalid, or is "gpu" and a rank finds no GPU.
+        If ``device`` is invalid, or is "gpu" and a rank finds no GPU; if an array is on another device than the grid's
+        fields.
     PathError
-        If no path has this name. If the path cannot be used on this machine, the exchanges raise the error.
-    HaloxError
-        If ``comm`` is not an intracommunicator of mpi4py, or an environment variable of halox has an invalid value.
-    ClosedError
-        If MPI has been finalized.
+        If no path has this name; in exchanges, if the path cannot be used on this machine. The message says why.
+    StateError
+        If another thread is inside a collective call of this grid, or an earlier call has failed on this rank alone. If
+        CuPy's current stream is being captured, and this is the first call with these arrays, or it cannot be captured.
     ExchangeTimeoutError
-        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
+        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the call.
+    ClosedError
+        If the grid is closed, or MPI has been finalized.
     MissingPackageError
-        If mpi4py or an MPI library is missing.
+        If mpi4py or an MPI library is missing, or an optional package that a method needs.
+    HaloxError
+        If ``comm`` is not an intracommunicator of mpi4py, an environment variable of halox has an invalid value, or a
+        rank has too little memory.
+    TypeError
+        If an option is unknown.
 
     Notes
     -----
     Collective over ``comm``. `close`, the allocation of fields, the reductions and the exchanges are also collective.
-    All errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Only one thread
-    at a time may call the grid; a call in a second thread raises `StateError`. A call that fails on one rank alone (a
-    time-out, an interruption) ends the grid: later calls raise `StateError`, and a new grid can be made.
+    Their errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Methods raise
+    the errors of this list; they name only special ones. Only one thread at a time may call the grid. A call that fails
+    on one rank alone (a time-out, an interruption) ends the grid: later calls raise `StateError`, and a new grid can be
+    made.
 
     Examples
     --------
@@ -227,53 +233,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[Arguments]
     ) -> None: ...
 
+    @with_signature
     @short_errors
-    def __init__(
-        self,
-        grid_shape: Shape,
-        *,
-        halo: HaloLike = 1,
-        periodic: bool | Sequence[bool] | None = None,
-        proc_shape: int | Sequence[int | None] | None = None,
-        blocks: Sequence[Sequence[int] | None] | None = None,
-        boundary: object = None,
-        connect: object = None,
-        comm: MPI.Intracomm | None = None,
-        corners: bool = True,
-        device: Device = "auto",
-        placement: bool = True,
-        checkerboard: bool = False,
-        path: str | None = None,
-        leave_sms: bool = False,
-        dims: Sequence[str] | None = None,
-        coords: Mapping[str, object] | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        options = GridOptions(
-            halo=halo,
-            periodic=periodic,
-            proc_shape=proc_shape,
-            blocks=blocks,
-            boundary=boundary,
-            connect=connect,
-            corners=corners,
-            device=device,
-            placement=placement,
-            checkerboard=checkerboard,
-            path=path,
-            leave_sms=leave_sms,
-            dims=dims,
-            coords=coords,
-            reproducible=reproducible,
-        )
-        self._use(Domain(comm, grid_shape, options))
-
-    @classmethod
-    def of_domain(cls, domain: Domain) -> Self:
-        """Return a grid on a domain, which is closed with the grid; local. For code that extends halox."""
-        grid = cls.__new__(cls)
-        grid._use(domain)
-        return grid
+    def __init__(self, *shape: Any, **options: Any) -> None:
+        self._use(Domain(*grid_arguments(shape, options)))
 
     def _use(self, domain: Domain) -> None:
         self.domain = domain
@@ -285,7 +248,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.grid_shape: tuple[int, ...] = domain.grid_shape
         self.proc_shape: tuple[int, ...] = decomposition.proc_shape
         self.periodic: tuple[bool, ...] = decomposition.periodic
-        self.coords: tuple[int, ...] = decomposition.coords_of(self.rank)
+        self.proc_coords: tuple[int, ...] = decomposition.coords_of(self.rank)
         self.corners: bool = division.corners
         self.reproducible: bool = division.reproducible
         self.halo: tuple[tuple[int, int], ...] = domain.plain.spec.halo
@@ -295,14 +258,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.device: Literal["cpu", "gpu"] = division.device
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
-        self.plans_made = 0
         self._new: Callable[..., FieldArray] = domain.allocation.new
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
-        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
-        self._known_plans = self._plans.known
+        self._plans = GridPlans(domain)
+        self._plan_cache, self._known_plans = self._plans.cache, self._plans.cache.known
         self._use_reductions(domain)
-        for table in (self._known_plans, self._of_fields):
-            self._layouts.register(table)
+        self._layouts.register(self._of_fields)
 
     # Fields
 
@@ -314,9 +275,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         dtype : dtype
             Any fixed-size dtype; on a GPU, any dtype that CuPy supports.
         components : int or sequence of int
-            Extents of the component axes before the grid axes.
-        components_after : int or sequence of int
-            Extents of the component axes after the grid axes.
+            Extents of the component axes, which are before the grid axes. An ellipsis stands for the grid axes:
+            ``components=(2, ..., 3)`` gives an axis of 2 before and an axis of 3 after them.
         staggered : int or sequence of int
             Grid axes along which the field has one more point than cells.
         halo : int, or one per axis, or (low, high) per axis
@@ -341,8 +301,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Shape ``components + padded_shape + components_after``. For a field of one parity, a block of ``n`` cells
-            with the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
+            Shape ``padded_shape``, between the component axes. For a field of one parity, a block of ``n`` cells with
+            the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
             axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
             neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
             memory (in huge pages), since packing from private memory is faster.
@@ -350,10 +310,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError, DecompositionError
-            If the dtype or the layout is invalid. A field of one parity needs even grid extents, and blocks that begin
-            at even cells along the last axis (see ``checkerboard`` of `Grid`). Raised on all ranks.
-        HaloxError
-            If a rank has too little memory. Raised on all ranks.
+            Also if a field of one parity has odd grid extents, or blocks that do not begin at even cells along the last
+            axis (see ``checkerboard`` of `Grid`).
 
         Notes
         -----
@@ -377,17 +335,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             truncated for an integer dtype. An array is broadcast to the field's shape on each rank, halo included, by
             NumPy's rules. For example, one number per component of a field with a component axis before two grid axes
             has the shape ``(components, 1, 1)``.
-        dtype : dtype
-            "f8" by default. The default does not depend on the value, so that it is the same on all ranks.
-        **layout
-            Layout options of `zeros`.
+        dtype, **layout
+            The same as for `zeros`.
 
         Raises
         ------
         FieldError
-            As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
-            for integers, a longer string, a mask, a date or a duration), or if the value's shape does not broadcast.
-            Raised on all ranks. Arrays of structs or objects are cast by NumPy without these checks.
+            Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN for integers, a
+            longer string, a mask, a date or a duration). Arrays of structs or objects are cast by NumPy without these
+            checks.
         """
         return self._new(dtype, layout, "full", value)
 
@@ -421,33 +377,14 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Returns
         -------
-        numpy.ndarray or cupy.ndarray
-            ``out``, or a new field. Its halo has the numbers of the cells at the other end of the grid, as if all axes
-            were periodic.
-
-        Raises
-        ------
-        FieldError
-            As for `zeros`. Also if the seed, the distribution or the dtype is invalid, or ``out`` is read-only or does
-            not fit the grid.
-        DeviceError
-            If ``out`` is not on the device of the grid's fields.
-        MismatchError
-            If ranks give different arguments.
+        array
+            ``out``, or a new field. Its halo has the numbers of a periodic grid.
 
         Notes
         -----
         Collective. The generator is Philox4x32-10; its key is the seed, and its counter the flat index of the point in
         the whole field, as `gather` returns it. Uniform numbers have the same bits on CPUs and GPUs; normal numbers
         (Box-Muller) may differ in the last bits.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((64, 64), device="cpu") as grid:
-        ...     u = grid.random(7, "normal")
-        ...     round(grid.std(u), 1)
-        1.0
         """
         from halox.sampling.random_numbers import random_field
 
@@ -465,11 +402,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             their shape only: compute into a new field, as in ``numpy.multiply(field, 2, out=new)``, or `declare` them.
         dtype : dtype, optional
             By default the dtype of ``field``.
-
-        Raises
-        ------
-        FieldError
-            As for `zeros`. Also if ``field`` is not a field of the grid. Raised on all ranks.
         """
         return self._new_like(field, dtype, "zeros")
 
@@ -492,27 +424,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Declare the layout of an array that you allocated.
 
         Needed if the layout does not follow from the shape, if the field is staggered or of one parity, or if its halo
-        differs from the grid's halo.
-
-        Parameters
-        ----------
-        array : numpy.ndarray or array on this rank's GPU
-        **layout
-            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets``,
-            ``boundary``, ``sign`` and ``position`` of `zeros`.
-
-        Returns
-        -------
-        array
-            The same object.
-
-        Raises
-        ------
-        FieldError
-            If the array's shape differs from the shape of this layout on this rank, or the array is already a field of
-            the opposite parity.
-        DeviceError
-            If the array is on another device than the grid's fields.
+        differs from the grid's halo. Takes the options of `zeros`, and returns the same array. It is an error if the
+        array is already a field of the opposite parity.
 
         Notes
         -----
@@ -535,11 +448,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             points in the array; ``owned``, the global indices of the owned points; and ``origin``, the global index of
             the array's first point along each axis. For a field of one parity, ``owned`` and ``origin`` count pairs of
             cells along the last axis.
-
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid.
         """
         try:
             return self._layouts.find(field)
@@ -554,6 +462,11 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     def dims(self) -> tuple[str, ...]:
         """Names of the axes in labelled arrays and checkpoints."""
         return self.domain.labels.dims
+
+    @property
+    def coords(self) -> GridCoords:
+        """Coordinates of the whole grid by dimension, NumPy arrays of cells and of faces; empty without coordinates."""
+        return self.domain.labels.all_coords()
 
     @short_errors
     def indices(
@@ -583,11 +496,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Arrays on the grid's device, each with length 1 along all axes except its own. With a parity, the last array
             has the shape of the field without components.
 
-        Raises
-        ------
-        FieldError
-            If ``parity``, ``staggered`` or ``field`` is invalid, or ``field`` is given with one of the others.
-
         Examples
         --------
         >>> import halox
@@ -603,11 +511,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         options: FieldOptions = {"parity": parity}
         options["staggered"] = () if staggered is None else staggered
         layout = self._layouts.of_options(options) if field is None else self.layout(field)
-        cuts = layout.stored if with_halo else layout.owned
-        *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))
-        if layout.spec.parity is not None:
-            last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
-        return (*others, last)
+        return layout.indices(self.xp, halo=with_halo)
 
     @short_errors
     def locate(
@@ -624,7 +528,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         points : array_like
             Shape (n, axes), or (n,) if the grid has one axis: coordinates, or indices along axes without coordinates.
         coords : mapping of str to array, optional
-            Coordinates by dimension, in addition to ``coords`` of the grid or in place of them; rising or falling.
+            Coordinates by dimension, in addition to ``coords`` of the grid or in place of them. They rise or fall.
         staggered : int or sequence of int
             Return the indices of the points of a field that is staggered along these axes.
 
@@ -633,12 +537,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         numpy.ndarray
             Shape (n, axes), float64: linear between two cells, exact at a cell. Beyond the first and the last cell, the
             distance to the next cell is continued.
-
-        Raises
-        ------
-        FieldError
-            If the points are not finite numbers of this shape, the coordinates do not rise or fall, or ``coords`` or
-            ``staggered`` do not fit the grid.
 
         Examples
         --------
@@ -663,20 +561,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int, side: Side) -> bool:
-        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local.
-
-        Parameters
-        ----------
-        axis : int
-            Grid axis; may be negative.
-        side : {"low", "high"}
-            Side of the grid.
-
-        Raises
-        ------
-        FieldError
-            If there is no such axis or side.
-        """
+        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local."""
         return self.domain.plain.is_at_wall(axis, side)
 
     def wall(
@@ -686,34 +571,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Parameters
         ----------
-        field : array
-            A field of the grid.
-        axis, side
-            The same as for `at_wall`.
+        field, axis, side
+            A field of the grid, and a wall as in `walls`.
         depth : int
             Number of layers of owned cells.
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
-
-        Returns
-        -------
-        array
-            View of ``field`` with all its axes, component axes included.
-
-        Raises
-        ------
-        FieldError
-            As for `at_wall` and `layout`. Also if ``depth`` is not an int from 0 to the number of owned layers on ranks
-            at the wall.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((8, 8), device="cpu") as grid:
-        ...     u = grid.zeros()
-        ...     grid.wall(u, 0, "low")[...] = 1.0
-        ...     grid.sum(u)
-        np.float64(8.0)
         """
         index = self.layout(field).wall(axis, side, depth, halo=halo)
         return field[index]  # type: ignore[index, no-any-return]
@@ -756,24 +619,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         corners : bool, optional
             Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
 
-        Raises
-        ------
-        FieldError
-            If an array does not fit the grid in shape or dtype, or is read-only, or if two fields share memory.
-        DeviceError
-            If an array is on another device than the grid's fields.
-        MismatchError
-            If the ranks' fields do not match, or the ranks make different calls.
-        PathError
-            If the requested path (``path`` of the grid, ``HALOX_PATH``) cannot be used; the message says why.
-        StateError
-            If another thread is inside a collective call of this grid. Also if CuPy's current stream is being captured,
-            and either the fields have no plan yet, or the plan's path does not support capture.
-        ClosedError
-            If the grid is closed.
-        ExchangeTimeoutError
-            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
-
         Notes
         -----
         Collective among neighbours. The first call with new fields of the grid, or with arrays of a new layout, dtype
@@ -782,9 +627,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
         key = self.corners if corners is None else as_bool(corners)
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._cached("copy", fields, corners, key)
+            cached = self._plans.add("copy", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
@@ -801,13 +646,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._cached("add", fields, corners, key)
+            cached = self._plans.add("add", fields, corners, key)
         plan, bound = cached
         plan.run(bound)
 
-    @single_threaded
     def plan(
         self,
         *fields: FieldLike,
@@ -838,50 +682,19 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective. Raises the errors of `exchange`, and `FieldError` if ``every`` or ``overlap`` is invalid. With
-        ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
+        Collective. With ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
-        from halox.exchange.loops import Loops, UnchangedCheck, check_options, check_same_arrays
+        return self._plans.persistent(fields, corners, path, every, overlap)
 
-        self._world.begin("plan")
-        check: Check = partial(check_options, every, overlap)
-        plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)
-        is_same: Check = partial(check_same_arrays, read)
+    def describe(self) -> str:
+        """Return a text about the division of the grid; local."""
+        return Text(self.domain.division.text(self.rank, self._world.node_count))
 
-        def find(others: tuple[object, ...]) -> CachedPlan:
-            known = self._known_plans.find(key, others) or self._plans.find(key, others)
-            return known or self._cached("copy", others, corners, key, path=path, check=is_same)
-
-        debug = None
-        if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
-            debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
-
-        def stores(*given: object) -> StoreChannel:
-            from halox.paths.peer.stores import make_stores
-
-            with_corners = self.corners if corners is None else corners
-            return make_stores(self.domain.context, read, with_corners, *given)
-
-        plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
-        return plan
-
-    def explain(self, *fields: FieldLike) -> Report | str:
-        """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
-
-        Returns
-        -------
-        str or Report
-            A text about the grid, or a report about fields; print either. With fields, the first call is collective, as
-            for `exchange`.
-        """
+    def explain(self, *fields: FieldLike) -> Report:
+        """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
-            return Text(self.domain.division.text(self.rank, self._world.node_count))
-        key = self.corners
-        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
-        if cached is None:
-            cached = self._cached("copy", fields, None, key)
-        return cached[0].explain()
+            raise FieldError("explain: give fields; grid.describe() describes the grid")
+        return self._plans.of_call(fields, None, self.corners)[0].explain()
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any
@@ -903,18 +716,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         list of dict
             For each number of ranks its ``proc_shape`` and ``rank_shape``, ``messages`` and ``bytes`` that the busiest
             rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
-            and the fastest process grid, ``best_proc_shape`` and ``best_us``.
-
-        Raises
-        ------
-        DecompositionError
-            If the grid cannot be divided among the ranks.
-        HaloxError
-            If another argument is invalid.
-
-        Notes
-        -----
-        Collective on GPUs, else local.
+            and the fastest process grid, ``best_proc_shape`` and ``best_us``. Collective on GPUs, else local.
         """
         from halox.prediction import constants, predict
 
@@ -944,8 +746,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective. Raises `HaloxError`, `FieldError`, `DeviceError` or `MismatchError` for invalid arguments. The first
-        ``every`` steps of all are plain calls. So are all steps on CPUs, and if a step needs the host.
+        Collective. The first ``every`` steps are plain calls. So are all steps on CPUs, and if a step needs the host.
         """
         from halox.exchange.device_loop import Loop
 
@@ -967,20 +768,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -------
         FieldOperator
             A ``LinearOperator`` of SciPy, or on a GPU of CuPy; on several ranks only a context of petsc4py's matrices,
-            see `halox.linear_operators.FieldOperator`.
-
-        Raises
-        ------
-        FieldError
-            If ``apply`` is not callable, or the fields do not fit the grid or are not of one real or complex dtype.
-        MismatchError
-            If ranks give different numbers of fields.
-        MissingPackageError
-            If SciPy is not installed.
-
-        Notes
-        -----
-        Collective, and so are products.
+            see `halox.linear_operators.FieldOperator`. Making it is collective, and so are products.
 
         Examples
         --------
@@ -1015,60 +803,30 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Returns
         -------
-        halox.coarsening.CoarseGrid
+        halox.grid.CoarseGrid
             ``coarse.aligned(u)`` is the part of a field over this rank's block, and ``coarse.collector(u)`` returns a
             function that completes a whole field from the parts of all ranks.
 
         Raises
         ------
         DecompositionError
-            If the factor is invalid or does not divide the blocks, or the halo is wider than a periodic coarse axis.
-        MismatchError
-            If arguments differ between ranks.
+            If the factor does not divide the blocks, or the halo is wider than a periodic coarse axis.
 
         Notes
         -----
         Collective. Close the coarse grid separately. Numbers in a ``boundary`` are not scaled. ``coords`` are not kept.
-
-        Examples
-        --------
-        >>> import halox
-        >>> halox.Grid((8, 12), periodic=True, device="cpu").coarsen(2).grid_shape
-        (4, 6)
         """
         from halox.coarsening import coarsen
 
-        return coarsen(self, factor, even, whole)
+        return CoarseGrid(self.domain, coarsen(self.domain, factor, even, whole))
 
     # Whole arrays and checkpoints
 
     @single_threaded
     def gather(self, field: FieldLike, root: int = 0) -> Array | None:
-        """Collect the owned cells of all ranks on one rank.
+        """Return the whole field, in host memory, on rank ``root``, and None on other ranks.
 
-        Parameters
-        ----------
-        field : array
-            A field with the same dtype and layout on all ranks.
-        root : int
-            The rank that gets the cells; the same on all ranks.
-
-        Returns
-        -------
-        numpy.ndarray or None
-            The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
-            with half the cells along the last grid axis.
-
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid, or ``root`` is not a rank.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks.
-        HaloxError
-            Also if rank ``root`` has too little memory for the whole field.
-        ExchangeTimeoutError
-            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the gather.
+        A field of one parity stays compact, with half the cells along the last grid axis.
 
         Notes
         -----
@@ -1104,20 +862,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         array
             The field. The halo of a new field is zero, the halo of ``out`` is not changed; `exchange` fills either.
 
-        Raises
-        ------
-        FieldError
-            If ``root`` is not a rank; if its array is missing or has another shape; if ``out`` is not a field of the
-            grid, is read-only, or is given together with layout options.
-        MismatchError
-            If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
-        ExchangeTimeoutError
-            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the scatter.
-
         Notes
         -----
-        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU are filled through page-locked
-        memory.
+        Collective; blocks. Needs memory for the field and 64 MiB.
 
         Examples
         --------
@@ -1176,21 +923,13 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Number of Zarr groups to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
             one before to ``run.2.zarr``; `load` reads them under these names. If anything else has one of these names,
             the save is an error.
-        **named
-            Further fields.
 
         Raises
         ------
-        FieldError
-            If a field does not fit the grid, or an argument is malformed.
-        MismatchError
-            If paths, fields or options differ between ranks.
         CheckpointError
             If the checkpoint cannot be written: no permission, no space, another run is writing it, a file or folder
             that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
             unchanged.
-        MissingPackageError
-            If tensorstore is not installed.
 
         Notes
         -----
@@ -1234,8 +973,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Fields to load into new arrays. By default all fields, or no fields if there are fields to fill.
         progress : callable, optional
             The same as for `save`.
-        **named
-            Further fields to fill.
 
         Returns
         -------
@@ -1247,12 +984,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         CheckpointError
             If the checkpoint does not exist, has another grid shape or format, lacks a requested field, is truncated or
             damaged, or was replaced while it was read. The contents of the fields to fill are then undefined.
-        FieldError
-            If a field to fill does not match the saved field, or is read-only.
-        MismatchError
-            If paths or fields differ between ranks.
-        MissingPackageError
-            If tensorstore is not installed.
 
         Notes
         -----
@@ -1273,13 +1004,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         `ClosedError`; local calls such as `interior`, `layout` and `indices` still work.
         """
         if not self._world.closed:
-            self._plans.clear()
+            self._plans.cache.clear()
             self.domain.close_dependents()
             self._reductions.close()
             self.domain.close()
 
     def __repr__(self) -> str:
         """Return the grid's shape and division."""
+        if "domain" not in vars(self):
+            return "<halox.Grid that could not be made>"
         joined = self.domain.decomposition.joined
         connect = f"connect {joined}, " if joined else ""
         return (
@@ -1292,58 +1025,53 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         facts = self.domain.division.facts(self.rank, self.size)
         return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
 
-    # Plans
 
-    @single_threaded
-    def _cached(
-        self,
-        /,
-        operation: Operation,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        key: Hashable,
-        **options: Any,
-    ) -> CachedPlan:
-        self._world.begin("exchange" if operation == "copy" else "accumulate")
-        plan = self._plan(operation, fields, corners, keep=False, **options)
-        self._plans.add(key, fields, plan)
-        return plan, None
+class CoarseGrid(Grid[FieldArray]):
+    """A grid over a finer grid, made by `Grid.coarsen`, with all methods of `Grid`.
 
-    def _plan(
-        self,
-        operation: Operation,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        *,
-        keep: bool,
-        path: str | None = None,
-        check: Check = lambda *_: 1,
-    ) -> Plan:
-        """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
+    Attributes
+    ----------
+    is_whole : bool
+        Whether every rank holds the whole grid. Each rank then has a grid of one rank, and its exchanges and reductions
+        need no communication.
+    """
 
-        def draft() -> Draft:
-            with_corners = (
-                self.corners if corners is None else check_bool("corners", corners, FieldError)
-            )
-            if not fields:
-                raise FieldError("no field given; pass one or more arrays of this grid")
-            read = [self._layouts.read(field) for field in fields]
-            every = check(read, with_corners)
-            draft = halo_draft(
-                fields,
-                read,
-                operation=operation,
-                corners=with_corners,
-                numbers=tuple([self._layouts.number(described) for described, _ in read]),
-                relocatable=not keep and not any(map(self._layouts.is_own, fields)),
-            )
-            if every == 1:
-                return draft
-            # The plan compares these texts between ranks.
-            return replace(draft, specs=tuple(f"{spec}, every={every}" for spec in draft.specs))
+    def __init__(self, finer: Domain, coarse: Coarse) -> None:
+        self.is_whole: bool = coarse.is_whole
+        self._finer, self._coarse = finer, coarse
+        self._collectors: list[Plan] = []
+        self._use(coarse.domain)
 
-        call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
-        self._plans.sweep()
-        plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
-        self.plans_made += 1
+    def aligned(self, field: Any) -> Any:
+        """Return a view of a field's cells over this rank's block of the finer grid, halo included.
+
+        If the grid is not whole, this is the field itself. Local; raises the errors of `layout`.
+        """
+        from halox.coarsening import cells_over_block
+
+        layout = self.layout(field)
+        if not self.is_whole:
+            return field
+        return field[cells_over_block(self._finer, self._coarse, layout)]
+
+    def collector(self, field: Any) -> Callable[[], None]:
+        """Return a function that completes a field after each rank has set its own cells in the `aligned` part.
+
+        If the grid is whole, this is a `halox.Plan` of the parts of all ranks, which `close` closes. Otherwise it
+        does nothing. Halos are not filled: call `exchange`.
+
+        Collective over the ranks of the finer grid, and so are calls. Raises the errors of `layout`, on all ranks.
+        """
+        from halox.coarsening import collecting_plan
+
+        plan = collecting_plan(self._finer, self._coarse, field)
+        if plan is None:
+            return lambda: None
+        self._collectors.append(plan)
         return plan
+
+    def close(self) -> None:
+        """Free plans, collectors and memory; see `Grid.close`."""
+        while self._collectors:
+            self._collectors.pop().close()
+        super().close()

@@ -82,12 +82,10 @@ class GridReductions:
         Raises
         ------
         FieldError
-            As for `sum`. Also if an expression contains anything else, or has more than 200 parts; if a name in it is
-            not given, or a keyword is not in it; if fields have unlike layouts.
+            Also if an expression contains anything else, or has more than 200 parts; if a name in it is not given, or a
+            keyword is not in it; if fields have unlike layouts.
         MismatchError
-            As for `sum`. Also if expressions differ between ranks; on a GPU compared in the first call.
-        DeviceError, ClosedError, StateError, ExchangeTimeoutError
-            As for `sum`.
+            Also if expressions differ between ranks; on a GPU compared in the first call.
 
         Notes
         -----
@@ -145,22 +143,14 @@ class GridReductions:
         Raises
         ------
         FieldError
-            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result, or
-            ``reproducible`` is not a bool.
-        DeviceError
-            If the array is not on the device of the grid's fields.
-        ClosedError
-            If the grid is closed.
+            Also if the dtype does not support the operation, or ``out`` does not fit the result.
         MismatchError
-            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU only dtypes and parities are
-            compared, in the first call with them.
+            On a GPU only dtypes and parities are compared, in the first call with them.
         StateError
-            If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
-            ranks share a GPU or are on several nodes without NCCL; if another thread is inside a collective call of
-            this grid.
+            Also if CuPy's current stream is being captured, and ranks share a GPU or are on several nodes without NCCL.
         ExchangeTimeoutError
-            If a rank does not call within ``HALOX_TIMEOUT`` seconds; if GPUs signal to one another, also if a rank
-            missed an earlier call. The results of that call and of all later calls are not valid.
+            If GPUs signal to one another, also if a rank missed an earlier call. The results of that call and of all
+            later calls are not valid.
 
         Notes
         -----
@@ -200,7 +190,7 @@ class GridReductions:
     ) -> Any:
         """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
 
-        It has the arguments and errors of `sum`. Integers are added in 64 bits, and wrap around.
+        It has the arguments of `sum`. Integers are added in 64 bits, and wrap around.
 
         Examples
         --------
@@ -221,7 +211,7 @@ class GridReductions:
     def std(self, field: FieldLike) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
 
-        Collective; blocks, on a GPU too. Raises the errors of `sum`, all of them on all ranks. Each cell is read once.
+        Collective; blocks, on a GPU too. Its errors are raised on all ranks. Each cell is read once.
         A large mean cancels no digits: it is subtracted before squares are added, and the variances of blocks and ranks
         are combined by the formula of Chan, Golub and LeVeque.
         """
@@ -232,8 +222,8 @@ class GridReductions:
     def argmin(self, field: FieldLike) -> tuple[int, ...]:
         """Return the index of the smallest value in the whole field, as `gather` returns it, the same on all ranks.
 
-        The first of equal values counts, and the first NaN counts as smallest, as for `numpy.argmin`. Raises the errors
-        of `min`, all of them on all ranks. Collective; blocks, on a GPU too.
+        The first of equal values counts, and the first NaN counts as smallest, as for `numpy.argmin`. Collective;
+        blocks, on a GPU too. Its errors are raised on all ranks.
 
         Examples
         --------
@@ -274,9 +264,8 @@ class GridReductions:
 
         Raises
         ------
-        FieldError, MismatchError
-            As for `min`. Also if `numpy.histogram` refuses the bins or the range, there is no range and a value is not
-            finite, or bins or ranges differ between ranks.
+        FieldError
+            Also if `numpy.histogram` refuses the bins or the range, or there is no range and a value is not finite.
 
         Notes
         -----
@@ -364,11 +353,9 @@ class GridReductions:
         Raises
         ------
         FieldError
-            If the operation has no meaning for the dtype or cannot be reproducible, or ``out`` does not fit.
+            Also if the operation has no meaning for the dtype or cannot be reproducible.
         MismatchError
-            If ranks give different shapes, dtypes or operations; on a GPU compared in the first call with them.
-        StateError, ExchangeTimeoutError
-            The same as for `sum`.
+            On a GPU shapes, dtypes and operations are compared in the first call with them.
 
         Notes
         -----

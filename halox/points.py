@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from halox.runtime.arrays import Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import to_host
 from halox.runtime.gpu.streams import stream_pointer
-from halox.sampling.locating import as_points
+from halox.sampling.locating import as_points, indices_of
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
 from halox.values import check_unmasked, shown
 
@@ -35,11 +36,12 @@ class Points(Unique):
     ----------
     grid : Grid
         The grid of the fields.
-    indices : array_like
+    indices : array_like, or mapping of str to array_like
         Global indices, shape (n, axes), or (n,) if the grid has one axis; the same on all ranks. Integers are cells.
         Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices below
-        2**53 in magnitude wrap around; along other axes, they may be in the field's halo. `Grid.locate` finds the
-        indices of coordinates.
+        2**53 in magnitude wrap around; along other axes, they may be in the field's halo. A mapping gives positions by
+        dimension, ``{"x": ..., "y": ...}``: in ``coords`` of the grid, or indices along axes without coordinates. For
+        fields that are staggered along "x" it has "x_face" in place of "x". `Grid.locate` takes other coordinates.
 
     Attributes
     ----------
@@ -51,11 +53,14 @@ class Points(Unique):
     Raises
     ------
     FieldError
-        If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude.
+        If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude. Also if a
+        mapping has other dimensions than the grid, or coordinates neither rise nor fall. In methods: if an array does
+        not fit the grid, or a point is beyond its halo at a wall.
     MismatchError
-        If ranks give different indices.
-    ClosedError
-        If the grid is closed.
+        If ranks give different indices, or dtypes, layouts or roots; on a GPU compared in the first call with a layout
+        and dtype.
+    DeviceError, StateError, ClosedError, ExchangeTimeoutError
+        The same as for `Grid`.
 
     Notes
     -----
@@ -71,14 +76,21 @@ class Points(Unique):
     ...     grid.exchange(u)
     ...     halox.Points(grid, [(2, 3), (6.5, 0.25)]).get(u)
     array([23.  , 65.25])
+    >>> with halox.Grid(4, coords={"x": [10, 20, 40, 80]}, device="cpu") as grid:
+    ...     halox.Points(grid, {"x": [30, 80]}).indices
+    array([[1.5],
+           [3. ]])
     """
 
-    def __init__(self, grid: Grid, indices: npt.ArrayLike) -> None:
+    def __init__(self, grid: Grid, indices: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> None:
         self._domain = domain_of(grid)
         self._grid, self._world = grid, self._domain.world
 
         def check() -> tuple[Corners, dict[str, bytes]]:
-            self.indices = as_points(indices, len(grid.grid_shape), "indices")
+            found: Any = indices
+            if isinstance(indices, Mapping):
+                found = indices_of(indices, self._domain.labels)
+            self.indices = as_points(found, len(grid.grid_shape), "indices")
             if len(far := np.flatnonzero((abs(self.indices) >= _MOST).any(axis=1))):
                 raise FieldError(
                     f"indices: point {far[0]} is at {shown(self.indices[far[0]].tolist())}, and float64 does not hold "
@@ -124,15 +136,8 @@ class Points(Unique):
         Raises
         ------
         FieldError
-            If the array does not fit the grid, a point is beyond its halo at a wall, or it lacks a halo around a
-            fractional point; if its dtype has no fractions, or no kernel on a GPU; if ``root`` is not a rank.
-        DeviceError
-            If the array is not on the device of the grid's fields.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks; on a GPU compared in the first call with a layout and
-            dtype.
-        StateError, ClosedError, ExchangeTimeoutError
-            The same as for `Grid.sum`.
+            Also if the field lacks a halo around a fractional point; if its dtype has no fractions, or no kernel on a
+            GPU; if ``root`` is not a rank.
 
         Notes
         -----
@@ -192,12 +197,8 @@ class Points(Unique):
         Raises
         ------
         FieldError
-            As for `get`. Also if the field is not numeric or is read-only, or the values do not broadcast or cannot be
-            cast to its dtype.
-        DeviceError
-            If the field is not on the device of the grid's fields.
-        StateError
-            If CuPy's current stream is being captured, and this is the first call with this layout and dtype.
+            Also if the field is not numeric or is read-only, or the values do not broadcast or cannot be cast to its
+            dtype.
 
         Notes
         -----

@@ -48,15 +48,18 @@ class Transpose(Closing):
     Raises
     ------
     MismatchError
-        If the grids are not over the same ranks in the same order, or ranks give different arguments.
+        If the grids are not over the same ranks in the same order, or ranks give different arguments, dtypes or
+        layouts.
     DecompositionError
         If the grids do not have the same cells, or ``axes`` is not a permutation of the axes.
     DeviceError
-        If one grid is on the host and one on a GPU, or the grids are on different GPUs.
+        If one grid is on the host and one on a GPU, the grids are on different GPUs, or an array is on another device.
     PathError
         If no path has this name. If the path cannot be used on this machine, the calls raise the error.
     ClosedError
-        If a grid is closed.
+        If the transpose or a grid is closed.
+    ExchangeTimeoutError
+        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
     Notes
     -----
@@ -141,16 +144,6 @@ class Transpose(Closing):
         FieldError
             If an array does not fit its grid, ``v`` is read-only, the arrays share memory, or they differ in dtype,
             component axes or staggering. Fields of one parity are not supported.
-        DeviceError
-            If an array is on another device than the grids'.
-        MismatchError
-            If ranks give different dtypes or layouts.
-        PathError
-            If the requested path cannot be used; the message says why.
-        ClosedError
-            If the transpose or a grid is closed.
-        ExchangeTimeoutError
-            If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,22 @@ def check_unmasked(value: object, name: str) -> None:
         raise FieldError(
             f"{name} is a masked array, whose mask would be lost; give its .data or its .filled(number)"
         )
+
+
+def unknown_option(name: str, known: Sequence[str], others: Mapping[str, str]) -> str:
+    """Return the text of an error for an unknown option, with the nearest known one.
+
+    ``others`` has the options by old names, and by names of other libraries.
+
+    Examples
+    --------
+    >>> unknown_option("peridic", ["halo", "periodic"], {}), unknown_option("ghost", ["halo"], {"ghost": "halo"})
+    ("unknown option 'peridic'; write periodic", "unknown option 'ghost'; write halo")
+    """
+    from difflib import get_close_matches
+
+    near = [others[name]] if name in others else get_close_matches(name, known, 1)
+    return f"unknown option {name!r}; write {near[0] if near else ' or '.join(known)}"
 
 
 def rounded_up(number: int, to: int) -> int:

@@ -247,8 +247,7 @@ def read(domain: Domain, array: object, dims: Sequence[str] | None, part: Part) 
     fixed_dtype(array.dtype)
     before = ordered.dims.index(grid_dims[0])
     options: FieldOptions = {
-        "components": ordered.shape[:before],
-        "components_after": ordered.shape[before + len(grid_dims) :],
+        "components": (*ordered.shape[:before], ..., *ordered.shape[before + len(grid_dims) :]),
         "staggered": [axis for axis, name in enumerate(grid_dims) if name.endswith(FACE)],
         **kept_options(array.attrs),
     }

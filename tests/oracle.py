@@ -57,8 +57,7 @@ class Field:
 
     def options(self) -> dict[str, Any]:
         options = {
-            "components": self.before,
-            "components_after": self.after,
+            "components": (*self.before, ..., *self.after) if self.after else self.before,
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
@@ -487,7 +486,7 @@ def exchange_all(
     """Call with fields of the case, with other values in each turn, and return whether all cells are right."""
     right = []
     for turn, (fields, call) in enumerate(calls):
-        wanted = case.expected(grid.coords, turn)
+        wanted = case.expected(grid.proc_coords, turn)
         for u, w in zip(fields, wanted, strict=True):
             right.append(u.shape == w.after.shape and w.is_poisoned)
             u[...] = grid.xp.asarray(w.before)
@@ -514,7 +513,7 @@ def check_exchanges(case: Case, comm: Any, device: Any = "cpu") -> None:
         rows = [row for row in plan.explain().rows if row.direction == "receive"]
         calls = [(first, grid.exchange), (second, grid.exchange), (first, in_two_halves)]
         is_right = exchange_all(case, grid, calls)
-        needed = sum(w.received_bytes for w in case.expected(grid.coords))
+        needed = sum(w.received_bytes for w in case.expected(grid.proc_coords))
     assert is_right
     # Cells of other fields that are copied within a rank may be copied in steps.
     if any(f.parity for f in case.fields):
@@ -537,7 +536,7 @@ def check_overlap(case: Case, width: int | None, comm: Any) -> None:
         plan, others = grid.plan(*fields, overlap=True), case.make(grid)
         for turn, number in enumerate([*range(len(fields)), 0]):
             arrays = others if turn == len(fields) else fields
-            wanted = case.expected(grid.coords, turn)
+            wanted = case.expected(grid.proc_coords, turn)
             for u, w in zip(arrays, wanted, strict=True):
                 u[...] = w.before
             comm.Barrier()
@@ -567,7 +566,7 @@ def check_stale_halos(case: Case, comm: Any) -> None:
     """
     right = []
     with case.grid(comm) as grid:
-        fields, wanted = case.make(grid), case.expected(grid.coords)
+        fields, wanted = case.make(grid), case.expected(grid.proc_coords)
         plan = grid.plan(*fields)
         for u, w in zip(fields, wanted, strict=True):
             u[...] = w.before
@@ -597,7 +596,7 @@ def same_cells(f: Field, a: np.ndarray, b: np.ndarray) -> bool:
 def small_integers(case: Case, grid: halox.Grid, seed: int) -> list[np.ndarray]:
     """Return values for the fields of a case on this rank, whose sums are exact."""
     rng = np.random.default_rng([seed, grid.rank])
-    arrays = [w.before for w in case.expected(grid.coords)]
+    arrays = [w.before for w in case.expected(grid.proc_coords)]
     return [rng.integers(-9, 10, one.shape).astype(one.dtype) for one in arrays]
 
 
@@ -625,7 +624,9 @@ def check_adjoint(case: Case, comm: Any, device: Any = "cpu") -> None:
         start, other = (small_integers(case, grid, seed) for seed in (1, 2))
         xs, ys = case.make(grid, start), case.make(grid, other)
         right = [is_adjoint(grid, xs, ys)]
-        for f, y, before, w in zip(case.fields, ys, other, case.expected(grid.coords), strict=True):
+        for f, y, before, w in zip(
+            case.fields, ys, other, case.expected(grid.proc_coords), strict=True
+        ):
             kept = ~w.filled & ~w.owned
             if not f.sides and not case.connect:
                 right += [not host(y)[w.filled].any()]

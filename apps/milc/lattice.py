@@ -153,8 +153,8 @@ class Lattice:
         block[self._places(ODD, np)] = odd
         return block
 
-    def _components(self) -> dict[str, int]:
-        return {"components" if self.components_first else "components_after": COLORS}
+    def _components(self) -> dict[str, Any]:
+        return {"components": COLORS if self.components_first else (..., COLORS)}
 
     def _places(self, parity: int, xp: Any) -> tuple[Any, ...]:
         """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)`` of NumPy or CuPy."""
@@ -206,7 +206,7 @@ class Lattice:
         low, high = (0, width) if distance > 0 else (width, 0)
         halo = [(0, 0)] * AXES
         halo[axis] = (low, high)
-        field = self.host.zeros(block.dtype, components_after=block.shape[AXES:], halo=halo)
+        field = self.host.zeros(block.dtype, components=(..., *block.shape[AXES:]), halo=halo)
         self.host.interior(field)[...] = block
         self.host.exchange(field)
         part = [slice(None)] * AXES

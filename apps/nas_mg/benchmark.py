@@ -173,7 +173,7 @@ def _picture(solver: Solver, grid: halox.Grid, problem: ProblemClass) -> dict[st
     """Return the solution in the middle plane along z, on rank 0; collective."""
     middle = problem.points // 2
     whole = grid.gather(solver.solution)
-    blocks = grid.comm.allgather((grid.coords, grid.rank, grid.owned))
+    blocks = grid.comm.allgather((grid.proc_coords, grid.rank, grid.owned))
     if whole is None:
         return None
     there = {(i, j): r for (_, j, i), r, (z, *_) in blocks if z.start <= middle < z.stop}

@@ -151,7 +151,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             row, checked, result = _one_precision(grid, problem, settings, dtype, used, progress)
             rows.append(row)
             checks[row["precision"]] = checked
-        ranks_at = dict(grid.comm.allgather((tuple(grid.coords), grid.rank)))
+        ranks_at = dict(grid.comm.allgather((tuple(grid.proc_coords), grid.rank)))
         notes = shared_cores(grid.comm)
         if grid.rank != 0:
             return None

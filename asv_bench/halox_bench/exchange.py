@@ -393,7 +393,7 @@ def measure(bench: Bench, args: argparse.Namespace, case: ExchangeCase) -> list[
         ) as grid,
     ):
         fields = [grid.zeros(case.dtype) for _ in range(case.fields)]
-        places = comm.allgather(tuple(grid.coords))
+        places = comm.allgather(tuple(grid.proc_coords))
         near = Neighbourhood(case, dict(enumerate(places)), comm.rank)
         oracle = Oracle(near, stage.xp)
 

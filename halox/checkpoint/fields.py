@@ -123,8 +123,11 @@ class StoredField:
         """Options of `Grid.zeros` for a field with the same layout; raises `FieldError` if one was a function."""
         options: FieldOptions = {
             **kept_options(self.kept),
-            "components": self.shape[: self.before],
-            "components_after": self.shape[len(self.shape) - self.after :],
+            "components": (
+                *self.shape[: self.before],
+                ...,
+                *self.shape[len(self.shape) - self.after :],
+            ),
             "staggered": self.staggered,
         }
         if self.parity:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
@@ -193,14 +193,15 @@ class FieldSpec:
         """
         widths = {width for sides in self.halo for width in sides}
         options = {
-            "components": self.components_before,
-            "components_after": self.components_after,
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
             **self._across(),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
+        if self.components_before or self.components_after:
+            components = components_text(self.components_before, self.components_after)
+            texts.insert(0, f"components={components}")
         if self.boundary:
             texts.append("boundary=...")
         if self.halo != halo:
@@ -210,7 +211,7 @@ class FieldSpec:
     def __str__(self) -> str:
         """Return the properties as text."""
         text = (
-            f"components={self.components_before}, components_after={self.components_after}, "
+            f"components={components_text(self.components_before, self.components_after)}, "
             f"staggered={self.staggered}, halo={self.halo}"
         )
         if self.parity is not None:
@@ -219,6 +220,17 @@ class FieldSpec:
             text += f", offsets={self.offsets}"
         text += "".join(f", {name}={value!r}" for name, value in self._across().items() if value)
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
+
+
+def components_text(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    """Return component axes before and after the grid axes as the value of the option ``components``.
+
+    Examples
+    --------
+    >>> components_text((2,), ()), components_text((2,), (3, 4)), components_text((), (3,))
+    ('(2,)', '(2, ..., 3, 4)', '(..., 3)')
+    """
+    return f"({', '.join(map(str, (*before, '...', *after)))})" if after else str(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,6 +647,14 @@ class FieldLayout:
             (at == 0, at == axis.parts - 1)
             for at, axis in zip(coords, decomposition.axes, strict=True)
         )
+
+    def indices(self, xp: Any, *, halo: bool) -> tuple[Any, ...]:
+        """Return the global indices of the owned or stored points, as `halox.Grid.indices` describes them."""
+        cuts = self.stored if halo else self.owned
+        *others, last = xp.ix_(*(xp.arange(cut.start, cut.stop) for cut in cuts))
+        if self.spec.parity is not None:
+            last = 2 * last + (sum(others) + PARITIES.index(self.spec.parity)) % 2
+        return (*others, last)
 
     def is_at_wall(self, axis: int, side: str) -> bool:
         """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.

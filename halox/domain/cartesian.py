@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from halox.decomposition.normalise import (
@@ -47,15 +46,15 @@ class Cartesian(NamedTuple):
                 f"one of {len(dims)} with dims={dims}; give each axis of the grid a number of ranks, 1 if it is not "
                 f"divided, or {_PLAIN}"
             )
-        if options.periodic is not None:
-            self.check_periodic("periodic", normalise_periodic(options.periodic, len(shape)))
-        given = normalise_proc_shape(options.proc_shape, len(shape)) or ()
+        if options["periodic"] is not None:
+            self.check_periodic("periodic", normalise_periodic(options["periodic"], len(shape)))
+        given = normalise_proc_shape(options["proc_shape"], len(shape)) or ()
         if any(parts not in (0, ranks) for parts, ranks in zip(given, dims, strict=False)):
             raise _contradiction("proc_shape", given, f"dims={dims}")
-        for axis, cut in enumerate(normalise_blocks(options.blocks, shape)):
+        for axis, cut in enumerate(normalise_blocks(options["blocks"], shape)):
             if cut is not None and len(cut) != dims[axis]:
                 raise _contradiction(f"blocks[{axis}]", f"{len(cut)} blocks", f"dims={dims}")
-        return replace(options, periodic=self.periods, proc_shape=dims)
+        return {**options, "periodic": self.periods, "proc_shape": dims}
 
     def check_periodic(self, name: str, periodic: tuple[bool, ...]) -> None:
         """Raise `DecompositionError` if an argument makes other axes periodic than the communicator."""

@@ -104,53 +104,57 @@ def divide(
 
     def build() -> tuple[Division, dict[str, object]]:
         options = given if cartesian is None else cartesian.with_options(given, grid_shape)
-        corners = check_bool("corners", options.corners, DecompositionError)
-        placed = options.placement if isinstance(options.placement, Placement) else None
-        by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
+        corners = check_bool("corners", options["corners"], DecompositionError)
+        placed = options["placement"] if isinstance(options["placement"], Placement) else None
+        by_node = placed is None and check_bool(
+            "placement", options["placement"], DecompositionError
+        )
         several = world.node_count > 1
         ndim = len(normalise_grid_shape(grid_shape))
-        periodic = normalise_periodic(False if options.periodic is None else options.periodic, ndim)
-        if isinstance(options.boundary, Mapping):
+        periodic = normalise_periodic(
+            False if options["periodic"] is None else options["periodic"], ndim
+        )
+        if isinstance(options["boundary"], Mapping):
             raise FieldError(
                 "boundary: a grid takes boundaries for all components; give those of single components to the field "
                 "(grid.zeros, grid.declare)"
             )
-        periodic = with_periodic_boundary(options.boundary, periodic)
+        periodic = with_periodic_boundary(options["boundary"], periodic)
         if cartesian is not None:
             cartesian.check_periodic("boundary", periodic)
         decomposition = decompose(
             grid_shape,
             world.size,
-            halo=options.halo,
+            halo=options["halo"],
             periodic=periodic,
-            proc_shape=options.proc_shape,
-            blocks=options.blocks,
+            proc_shape=options["proc_shape"],
+            blocks=options["blocks"],
             nodes=world.ranks.node_of if by_node and cartesian is None and several else None,
             placement=placed,
-            checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
+            checkerboard=check_bool("checkerboard", options["checkerboard"], DecompositionError),
         )
-        if options.connect is not None:
+        if options["connect"] is not None:
             from halox.decomposition.connections import normalise_connect
 
-            joined = normalise_connect(options.connect, decomposition.grid_shape, periodic)
+            joined = normalise_connect(options["connect"], decomposition.grid_shape, periodic)
             decomposition = replace(decomposition, joined=joined)
         spec = FieldSpec(
-            normalise_halo(options.halo, ndim),
-            boundary=normalise_boundary(options.boundary, periodic, decomposition.joined_sides),
+            normalise_halo(options["halo"], ndim),
+            boundary=normalise_boundary(options["boundary"], periodic, decomposition.joined_sides),
         )
         layout = FieldLayout(decomposition, world.rank, spec)
         layout.check_widths()
-        requested_path(options.path)
-        gpu = choose_device(options.device, world.turn)
-        leave_sms = check_bool("leave_sms", options.leave_sms, DecompositionError)
+        requested_path(options["path"])
+        gpu = choose_device(options["device"], world.turn)
+        leave_sms = check_bool("leave_sms", options["leave_sms"], DecompositionError)
         labels = None
-        if options.dims is not None or options.coords is not None:
+        if options["dims"] is not None or options["coords"] is not None:
             from halox.dimension_names import AXES, Labels
 
-            labels = Labels(decomposition, AXES[:ndim]).updated(options.dims, options.coords)
-        reproducible = check_bool("reproducible", options.reproducible, DecompositionError)
+            labels = Labels(decomposition, AXES[:ndim]).updated(options["dims"], options["coords"])
+        reproducible = check_bool("reproducible", options["reproducible"], DecompositionError)
         division = Division(
-            *(decomposition, layout, gpu, corners, options.path, leave_sms), labels, reproducible
+            *(decomposition, layout, gpu, corners, options["path"], leave_sms), labels, reproducible
         )
         arguments = {
             "grid_shape": decomposition.grid_shape,
@@ -163,7 +167,7 @@ def divide(
             "corners": corners,
             "device": division.device,
             "placement": decomposition.placement.shown,
-            "path": options.path,
+            "path": options["path"],
             "leave_sms": leave_sms,
             "coords": (labels and labels.text()) or None,
             "dims": labels and labels.dims,

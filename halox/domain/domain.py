@@ -20,8 +20,6 @@ from halox.runtime.world import World
 from halox.values import shown
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from halox.dimension_names import Labels
 
 
@@ -51,7 +49,7 @@ def domain_of(grid: object, remedy: str = "", name: str = "grid") -> Domain:
 class Domain:
     """A grid divided among the ranks of a communicator: the base of grids, and of the stages of an FFT.
 
-    Collective over ``comm``; raises the errors of `halox.Grid`.
+    Collective over the communicator; raises the errors of `halox.Grid`.
 
     Attributes
     ----------
@@ -81,12 +79,12 @@ class Domain:
         Objects that are closed before the memory of the domain is freed.
     outputs : list
         Open outputs, which are closed before: collectively, and in this order.
+    plans_made : int
+        Plans made for exchanges of the grid. The number stays the same in a loop whose exchanges reuse their plans.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm | None, grid_shape: int | Sequence[int], options: GridOptions
-    ) -> None:
-        self.options = options
+    def __init__(self, grid_shape: int | Sequence[int], options: GridOptions) -> None:
+        self.options, comm = options, options["comm"]
         self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:
@@ -115,6 +113,7 @@ class Domain:
         self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
         self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
         self.outputs: list[Dependent] = []
+        self.plans_made = 0
 
     @cached_property
     def labels(self) -> Labels:

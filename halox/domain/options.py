@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,41 +19,21 @@ from halox.decomposition import (
     normalise_boundary,
     normalise_halo,
 )
+from halox.decomposition.fields import components_text
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
-from halox.values import LARGEST, as_entries, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, as_list, shown, unknown_option
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@dataclass(frozen=True)
-class GridOptions:
-    """Options of `halox.Grid`, which documents them, before any check.
+class Arguments(TypedDict, total=False):
+    """Options of `halox.Grid` apart from ``device``, which determines the type of its fields.
 
     ``placement`` may also be the placement of another grid with the same process grid.
     """
-
-    halo: HaloLike = 1
-    periodic: bool | Sequence[bool] | None = None
-    proc_shape: int | Sequence[int | None] | None = None
-    blocks: Sequence[Sequence[int] | None] | None = None
-    boundary: object = None
-    connect: object = None
-    corners: bool = True
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    placement: bool | Placement = True
-    checkerboard: bool = False
-    path: str | None = None
-    leave_sms: bool = False
-    dims: Sequence[str] | None = None
-    coords: Mapping[str, object] | None = None
-    reproducible: bool = False
-
-
-class Arguments(TypedDict, total=False):
-    """Keyword arguments of `halox.Grid` apart from ``device``, for type checkers."""
 
     halo: HaloLike
     periodic: bool | Sequence[bool] | None
@@ -62,7 +43,7 @@ class Arguments(TypedDict, total=False):
     connect: object
     comm: MPI.Intracomm | None
     corners: bool
-    placement: bool
+    placement: bool | Placement
     checkerboard: bool
     path: str | None
     leave_sms: bool
@@ -71,11 +52,24 @@ class Arguments(TypedDict, total=False):
     reproducible: bool
 
 
+class GridOptions(Arguments, total=False):
+    """Options of `halox.Grid`, which documents them, before any check."""
+
+    device: Literal["auto", "cpu", "gpu"]
+
+
+DEFAULTS: dict[str, object] = {
+    **dict.fromkeys(GridOptions.__annotations__),
+    **{"halo": 1, "device": "auto", "corners": True, "placement": True},
+    **{"checkerboard": False, "leave_sms": False, "reproducible": False},
+}
+"""Options of a grid with their defaults, most of which are None."""
+
+
 class FieldOptions(TypedDict, total=False):
     """Keyword options of `halox.Grid.zeros`, which documents them."""
 
-    components: int | Sequence[int]
-    components_after: int | Sequence[int]
+    components: int | EllipsisType | Sequence[int | EllipsisType]
     halo: HaloLike | None
     staggered: int | Sequence[int]
     parity: Parity | None
@@ -85,8 +79,47 @@ class FieldOptions(TypedDict, total=False):
     position: object
 
 
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 OPTIONS = tuple(FieldOptions.__annotations__)
+OTHER_NAMES = {
+    "components_after": "components=(2, ..., 3), with an ellipsis for the grid axes",
+    "ghost": "halo",
+    "ghosts": "halo",
+    "shape": "grid_shape",
+}
+"""Options by their names in older versions and in other libraries."""
 POSITIONS = ("low", "center", "high")
+
+
+def grid_options(given: Mapping[str, Any]) -> GridOptions:
+    """Return all options of a grid."""
+    return cast("GridOptions", {**DEFAULTS, **given})
+
+
+def grid_arguments(
+    shapes: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[int | Sequence[int], GridOptions]:
+    """Return the shape and the options in a call of `halox.Grid`; raises `TypeError` as Python does for a signature."""
+    if "grid_shape" in given:
+        shapes = *shapes, given.pop("grid_shape")
+    for name in given:
+        if name not in DEFAULTS:
+            known = ["grid_shape", *DEFAULTS]
+            raise TypeError(f"halox.Grid: {unknown_option(name, known, OTHER_NAMES)}")
+    if len(shapes) != 1:
+        shape = shapes if shapes and None not in map(as_int, shapes) else "grid_shape"
+        raise TypeError(
+            f"halox.Grid takes one grid_shape, and options by keyword; write halox.Grid({shape}, halo=1)"
+        )
+    return shapes[0], grid_options(given)
+
+
+def with_signature(constructor: Constructor) -> Constructor:
+    """Decorate the constructor of `halox.Grid`, so that `help` shows its options and their defaults."""
+    shown = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "grid_shape")]
+    shown += [Parameter(n, Parameter.KEYWORD_ONLY, default=value) for n, value in DEFAULTS.items()]
+    constructor.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    return constructor
 
 
 def field_spec(
@@ -96,14 +129,13 @@ def field_spec(
 
     Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
+    for name in sorted(options.keys() - set(OPTIONS)):
+        raise FieldError(unknown_option(name, OPTIONS, OTHER_NAMES))
     halo, sign = options.get("halo"), options.get("sign", 1)
     is_vector = isinstance(sign, str) and sign == "vector"
     return FieldSpec(
         grid.halo if halo is None else normalise_halo(halo, grid.ndim),
-        _extents(options.get("components", ()), "components"),
-        _extents(options.get("components_after", ()), "components_after"),
+        *_components(options.get("components", ())),
         _staggering(options.get("staggered", ()), grid.ndim),
         _parity(options.get("parity")),
         _offsets(options.get("offsets")),
@@ -120,12 +152,21 @@ def _ints(value: object) -> list[int | None]:
     return [as_int(entry) for entry in as_entries(value)]
 
 
-def _extents(value: object, name: str) -> tuple[int, ...]:
-    extents = _ints(value)
-    sizes = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
-    if len(sizes) < len(extents):
-        raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
-    return sizes
+def _components(value: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the extents of the component axes before and after the grid axes, for which an ellipsis stands."""
+    entries = as_entries(value)
+    places = [place for place, entry in enumerate(entries) if entry is ...]
+    place = places[0] if places else len(entries)
+    before, after = (
+        tuple(n for n in _ints(part) if n is not None and 0 < n <= LARGEST)
+        for part in (entries[:place], entries[place + 1 :])
+    )
+    if len(places) > 1 or len(before) + len(places) + len(after) < len(entries):
+        raise FieldError(
+            "components must be an int or ints > 0, with at most one ellipsis for the grid axes, as in (2, ..., 3), "
+            f"got {shown(value)}"
+        )
+    return before, after
 
 
 def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
@@ -197,7 +238,8 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
         ) from None
     if fixed.subdtype is not None:
         raise FieldError(
-            f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, components_after={fixed.shape}"
+            f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, "
+            f"components={components_text((), fixed.shape)}"
         )
     if fixed.hasobject or fixed.itemsize == 0:
         raise FieldError(

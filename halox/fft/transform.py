@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.domain import Domain, GridOptions
 from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
@@ -79,11 +78,15 @@ class FFT(Closing):
     DecompositionError
         If an axis is not an axis of the grid or is given twice, or a required division has fewer lines than ranks.
     MismatchError
-        If ranks give different arguments.
+        If ranks give different arguments, dtypes or components.
     PathError
         If no path has this name.
+    DeviceError
+        If an array is on another device than the grid's fields.
     ClosedError
-        If the grid is closed.
+        If the transform or a grid is closed.
+    ExchangeTimeoutError
+        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
     Notes
     -----
@@ -178,17 +181,9 @@ class FFT(Closing):
         ------
         FieldError
             If an array does not fit its grid or the transform, or ``out`` is read-only or shares memory with ``u``.
-        DeviceError
-            If an array is on another device than the grid's fields.
-        MismatchError
-            If ranks give different dtypes or components.
         StateError
             If the current stream is being captured, and either a path does not support capture or plans have to be
             made.
-        ClosedError
-            If the transform or a grid is closed.
-        ExchangeTimeoutError
-            If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
@@ -346,13 +341,9 @@ class FFT(Closing):
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
             division = base.domain.division
-            grid_options = GridOptions(
-                device=base.device,
-                leave_sms=division.leave_sms,
-                reproducible=division.reproducible,
-                **options,
-            )
-            grid = Grid.of_domain(Domain(base.comm, shape, grid_options))
+            options["leave_sms"] = division.leave_sms
+            options["reproducible"] = division.reproducible
+            grid: Grid = Grid(shape, comm=base.comm, device=base.device, **options)
         self._grids.append(grid)
         return grid
 

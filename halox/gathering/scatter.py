@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.decomposition.fields import components_text
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, HaloxError, MismatchError
@@ -130,9 +131,10 @@ def components_of(shape: tuple[int, ...], domain: Domain, name: str, call: str) 
     """
     fits = _components(shape, domain.grid_shape)
     if len(fits) == 1:
-        return {"components": fits[0][0], "components_after": fits[0][1]}
+        before, after = fits[0]
+        return {"components": (*before, ..., *after)}
     if fits:
-        options = [f"components={before}, components_after={after}" for before, after in fits]
+        options = [f"components={components_text(*each)}" for each in fits]
         raise FieldError(
             f"{name}: shape {shape} can be read in {len(fits)} ways; tell which with "
             f"{', or '.join(map(call.format, options))}"
@@ -140,12 +142,8 @@ def components_of(shape: tuple[int, ...], domain: Domain, name: str, call: str) 
     options = []
     for text, whole in _other_layouts(domain):
         for before, after in _components(shape, whole):
-            parts = [
-                text,
-                f"components={before}" * bool(before),
-                f"components_after={after}" * bool(after),
-            ]
-            options.append(", ".join(filter(None, parts)))
+            components = f"components={components_text(before, after)}" * bool(before + after)
+            options.append(", ".join(filter(None, [text, components])))
     raise FieldError(
         f"{name}: shape {shape} does not hold the grid's {domain.grid_shape}, with component axes in front or behind; "
         + (

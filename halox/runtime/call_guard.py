@@ -202,7 +202,10 @@ def short_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Unique:
-    """Object bound to this process and its ranks, which cannot be copied or pickled."""
+    """Object bound to this process and its ranks, which cannot be copied or pickled; `dir` lists its public names."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise StateError(

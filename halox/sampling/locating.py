@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from halox.dimension_names import Labels
+from halox.dimension_names import FACE, Labels, with_faces
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import to_host
@@ -29,6 +29,24 @@ def as_points(points: Any, ndim: int, name: str) -> Array:
             f"{name}: expected finite numbers of shape (n, {ndim}), a row for each point, got {shown(points)}"
         )
     return found
+
+
+def indices_of(positions: Mapping[Any, Any], labels: Labels) -> Array:
+    """Return the fractional indices of positions by dimension, as `halox.Points` describes them."""
+    staggered = [name + FACE in positions for name in labels.dims]
+    names = with_faces(labels.dims, staggered)
+    if {*names} != {*positions}:
+        raise FieldError(
+            f"indices: expected a mapping with the dimensions {', '.join(names)}, or faces, as {names[0] + FACE}, got "
+            f"{shown(list(positions))}"
+        )
+    along = [np.atleast_1d(to_host(positions[name], f"indices[{name!r}]")) for name in names]
+    try:
+        points = np.stack(np.broadcast_arrays(*along), axis=-1)
+    except ValueError:
+        shapes = ", ".join(str(each.shape) for each in along)
+        raise FieldError(f"indices: the positions have unlike shapes, {shapes}") from None
+    return locate(points, labels, staggered)
 
 
 def locate(points: Any, labels: Labels, staggered: Sequence[bool]) -> Array:

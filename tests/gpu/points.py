@@ -14,7 +14,7 @@ SHAPE = (17, 14, 12)
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"components": 2, "staggered": 0, "halo": 2},
-    {"components_after": (2, 3), "staggered": (1, 2)},
+    {"components": (..., 2, 3), "staggered": (1, 2)},
 ]
 OPTIONS: dict[str, Any] = {"boundary": "edge", "periodic": (False, True, False)}
 

@@ -34,14 +34,14 @@ def test_contents_are_numpy_s(comm: MPI.Intracomm) -> None:
     with halox.Grid((4, 6), comm=comm, device="cpu") as grid:
         shape = grid.padded_shape
         for dtype in ["S3", "U2", "M8[s]", "m8[D]", "?", "V5", "c8", "f8,S2", gaps]:
-            dirty = grid.full(255, "u1", components_after=np.dtype(dtype).itemsize)
+            dirty = grid.full(255, "u1", components=(..., np.dtype(dtype).itemsize))
             del dirty  # its memory is used again
             value = np.ones((), dtype)[()]
             assert not any(grid.zeros(dtype).tobytes())
             assert (grid.ones(dtype) == np.ones(shape, dtype)).all()
             assert (grid.full(value, dtype) == np.full(shape, value, dtype)).all()
         assert np.isnan(grid.full(None)).all()
-        assert (grid.full([1.0, 2, 3], components_after=3) == [1, 2, 3]).all()
+        assert (grid.full([1.0, 2, 3], components=(..., 3)) == [1, 2, 3]).all()
 
 
 def test_ranks_may_differ_in_where_fields_are(grid: halox.Grid) -> None:

@@ -34,7 +34,7 @@ def test_opposite_signs_of_components(dtype: str, extent: int, comm: MPI.Intraco
     """Cells at strides that NumPy 2.4 negates wrongly."""
     boundary = {0: ("antisymmetric", "antireflect"), (): "symmetric"}
     with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
-        u = grid.zeros(dtype, components_after=extent, boundary=boundary)
+        u = grid.zeros(dtype, components=(..., extent), boundary=boundary)
         i, j = grid.indices()
         grid.interior(u)[..., 0] = 10 * i + j + 1
         grid.exchange(u)

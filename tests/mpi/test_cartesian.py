@@ -52,13 +52,13 @@ def test_neighbours_are_those_of_mpi(
     ):
         assert grid.proc_shape == tuple(cart.dims)
         assert grid.periodic == periods
-        assert grid.coords == tuple(cart.coords)
+        assert grid.proc_coords == tuple(cart.coords)
         decomposition = grid.domain.decomposition
         for rank in range(cart.size):
             assert list(decomposition.coords_of(rank)) == cart.Get_coords(rank)
         for axis in range(2):
             for side, peer in zip((-1, 1), cart.Shift(axis, 1), strict=True):
-                there = [c + side * (n == axis) for n, c in enumerate(grid.coords)]
+                there = [c + side * (n == axis) for n, c in enumerate(grid.proc_coords)]
                 expected = decomposition.rank_at(there)
                 assert peer == (MPI.PROC_NULL if expected is None else expected)
         u = grid.full(-1.0)
@@ -151,7 +151,7 @@ def test_rows_of_a_cartesian_communicator(comm: World) -> None:
         row = cart.Sub([False, True])
         with halox.Grid(3 * row.size, comm=row, device="cpu") as grid:
             assert grid.periodic == (True,)
-            assert grid.coords == (cart.coords[1],)
+            assert grid.proc_coords == (cart.coords[1],)
         row.Free()
 
 
@@ -183,9 +183,9 @@ def test_ranks_of_several_nodes_keep_their_coordinates(
     monkeypatch.setenv("HALOX_NODE", str(comm.rank % 2))
     cart = comm.Create_cart((comm.size, 1))
     with halox.Grid((16, 16), comm=cart, device="cpu", placement=True) as grid:
-        assert grid.coords == tuple(cart.coords)
+        assert grid.proc_coords == tuple(cart.coords)
     if comm.size == 4:
         plain, proc_shape = MPI.Intracomm(cart), (comm.size, 1)
         with halox.Grid((16, 16), comm=plain, proc_shape=proc_shape, device="cpu") as grid:
-            assert comm.allgather(grid.coords) == [(0, 0), (2, 0), (1, 0), (3, 0)]
+            assert comm.allgather(grid.proc_coords) == [(0, 0), (2, 0), (1, 0), (3, 0)]
     cart.Free()

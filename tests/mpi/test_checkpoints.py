@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "rho": ("f8", {}, (6, 12)),
     "u": (">f4", {"staggered": 0}, (7, 12)),
     "w": ("i2", {"staggered": (0, 1)}, (7, 13)),
-    "links": ("c8", {"components": 2, "components_after": (3, 1)}, (2, 6, 12, 3, 1)),
+    "links": ("c8", {"components": (2, ..., 3, 1)}, (2, 6, 12, 3, 1)),
     "odd": ("u4", {"parity": "odd"}, (6, 6)),
     "holes": (WITH_HOLES, {}, (6, 12)),
     "gap": ({"names": ["a", "b"], "formats": ["f4", "f8"], "offsets": [0, 8]}, {}, (6, 12)),
@@ -552,7 +552,7 @@ def exchanged(g: halox.Grid, u: Any) -> Any:
 
 KEPT: dict[str, dict[str, Any]] = {
     "position": {"components": 2, "sign": {0: -1}, "position": ("center", "high")},
-    "signs": {"components_after": 3, "sign": {1: -1}},
+    "signs": {"components": (..., 3), "sign": {1: -1}},
     "walls": {
         "components": 2,
         "boundary": {

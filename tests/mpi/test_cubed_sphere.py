@@ -78,7 +78,7 @@ def test_halos_by_geometry(
     source = sources(n, halo)
     with halox.CubedSphere(n, halo, comm=comm, device="cpu") as sphere:
         u = sphere.full(UNTOUCHED)
-        w = sphere.full(UNTOUCHED, "c16", components_after=2)
+        w = sphere.full(UNTOUCHED, "c16", components=(..., 2))
         plan = sphere.plan(u, w)
         for call in range(2):
             whole = np.random.default_rng(call).random((6, n, n))

@@ -230,6 +230,9 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: g.zeros(object), FieldError, "dtype"),
         (lambda g: g.zeros("no such type"), FieldError, "dtype"),
         (lambda g: g.zeros(components=0), FieldError, "components"),
+        (lambda g: g.zeros(components=(..., 2, ...)), FieldError, "components"),
+        (lambda g: g.zeros(components_after=2), FieldError, "components=(2, ..., 3)"),
+        (lambda g: g.zeros(stagered=0), FieldError, "write staggered"),
         (lambda g: g.zeros(staggered=7), FieldError, "staggered"),
         (lambda g: g.zeros(colour="red"), FieldError, "colour"),
         (lambda g: g.full(np.ma.masked), FieldError, "value"),
@@ -387,7 +390,7 @@ DIFFERENT: list[tuple[Callable[[halox.Grid, Odd], Any], type[HaloxError], str]] 
     (lambda g, odd: g.plan(g.ones()).measure(odd(2, 3)), MismatchError, "repeats"),
     (lambda g, odd: g.sum(g.ones(odd("f8", "i8"))), MismatchError, "int64"),
     (
-        lambda g, odd: g.sum(odd(g.ones(components=3), g.ones(components_after=3))),
+        lambda g, odd: g.sum(odd(g.ones(components=3), g.ones(components=(..., 3)))),
         MismatchError,
         "components",
     ),
@@ -444,7 +447,7 @@ def test_targets_that_share_no_memory(grid: halox.Grid) -> None:
     target = strided(grid, 56, 48)
     grid.scatter(np.ones(grid.grid_shape) if grid.rank == 0 else None, out=target)
     assert (target[1:-1, 1:-1] == 1).all()
-    in_front, behind = grid.ones(components=2), grid.ones(components_after=2)
+    in_front, behind = grid.ones(components=2), grid.ones(components=(..., 2))
     grid.accumulate(in_front[0], in_front[1])
     grid.accumulate(behind[..., 0], behind[..., 1])
 

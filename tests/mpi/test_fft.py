@@ -164,7 +164,7 @@ def spectrum(case: Transform, whole: np.ndarray) -> np.ndarray:
 
 def place(case: Transform, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
     """Allocate a field of a grid, with the memory layout that ``allocation`` names."""
-    options = {"components": case.before, "components_after": case.after}
+    options = {"components": (*case.before, ..., *case.after)}
     field = grid.empty(dtype, **options)
     if allocation == "grid":
         field[...] = halo

@@ -81,7 +81,7 @@ def test_in_parts_of_any_size(
         move_in_parts(monkeypatch, part_bytes)
     with grid(comm, shape, proc_shape=proc_shape) as g:
         check(g, g.zeros("i4"), 0)
-        check(g, g.zeros("c8", components=2, components_after=3, staggered=0), comm.size - 1)
+        check(g, g.zeros("c8", components=(2, ..., 3), staggered=0), comm.size - 1)
         reversed_axes = np.zeros(g.padded_shape[::-1], "f8").T
         check(g, reversed_axes, comm.size // 2)
 

@@ -39,7 +39,7 @@ def test_shapes(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert tuple(s.stop - s.start for s in grid.owned) == grid.rank_shape
     cells = comm.allgather(math.prod(grid.rank_shape))
     assert sum(cells) == math.prod(grid.grid_shape)
-    assert all(0 <= c < p for c, p in zip(grid.coords, grid.proc_shape, strict=True))
+    assert all(0 <= c < p for c, p in zip(grid.proc_coords, grid.proc_shape, strict=True))
 
 
 @pytest.mark.usually(3)
@@ -48,7 +48,7 @@ def test_factories(grid: halox.Grid) -> None:
     assert np.all(grid.ones("f4") == 1)
     assert np.all(grid.full(2.5) == 2.5)
     assert grid.empty("c16").shape == grid.padded_shape
-    assert grid.zeros(components=3, components_after=(2, 2)).shape == (3, *grid.padded_shape, 2, 2)
+    assert grid.zeros(components=(3, ..., 2, 2)).shape == (3, *grid.padded_shape, 2, 2)
     assert grid.zeros(halo=0).shape == grid.rank_shape
     staggered = grid.zeros(staggered=1)
     assert staggered.shape == (grid.padded_shape[0], grid.padded_shape[1] + 1)
@@ -237,7 +237,7 @@ def test_plans_are_found_again(grid: halox.Grid) -> None:
         for k in range(3):
             grid.exchange(state[k])  # a new view object each time
         grid.exchange(state)
-    assert grid.plans_made == 4
+    assert grid.domain.plans_made == 4
 
 
 def mappings() -> int:
@@ -298,10 +298,42 @@ def test_grids_on_one_communicator(comm: MPI.Intracomm) -> None:
         assert b.sum(v) == 18 * sum(rank + 10 for rank in range(comm.size))
 
 
+def test_public_names_only(grid: halox.Grid) -> None:
+    for each in (grid, grid.plan(grid.zeros())):
+        names = dir(each)
+        assert {"close"} < {*names} and not [name for name in names if name.startswith("_")]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("arguments", "options", "word"),
+    [
+        ((64, 48), {}, r"Grid\(\(64, 48\)"),
+        (((64, 48), 2), {}, "by keyword"),
+        ((), {"shape": (64, 48)}, "write grid_shape"),
+        ((8,), {"ghost": 2}, "write halo"),
+        ((8,), {"peridic": True}, "write periodic"),
+        ((8,), {"grid_shape": 8}, "one grid_shape"),
+    ],
+)
+def test_arguments_of_no_grid(arguments: Any, options: Any, word: str) -> None:
+    with pytest.raises(TypeError, match=word):
+        halox.Grid(*arguments, **options)
+
+
+def test_a_grid_that_could_not_be_made() -> None:
+    grid = halox.Grid.__new__(halox.Grid)
+    with pytest.raises(halox.HaloxError):
+        grid.__init__((4, 4), device="none")  # type: ignore[misc]
+    assert "halox.Grid" in repr(grid)
+
+
 def test_explain(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     u = grid.zeros()
-    said = str(grid.explain())
-    assert repr(grid.explain()) == said and isinstance(grid.explain(), str)
+    said = str(grid.describe())
+    assert repr(grid.describe()) == said and isinstance(grid.describe(), str)
+    with pytest.raises(FieldError, match="describe"):
+        grid.explain()
     assert str(grid.proc_shape) in said and "placed" in said
     report = grid.explain(u)
     assert {row.path for row in report.rows} <= {"local", "host"}
@@ -338,7 +370,7 @@ def test_node_placement_says_what_it_gains(
 ) -> None:
     monkeypatch.setenv("HALOX_NODE", "rank")
     with halox.Grid((8, 8 * comm.size), periodic=True, comm=comm, device="cpu") as grid:
-        assert f"on {comm.size} node" in str(grid.explain())
+        assert f"on {comm.size} node" in grid.describe()
 
 
 @pytest.mark.ranks(1)

@@ -46,6 +46,28 @@ def fields_of(grid: halox.Grid) -> dict[str, Any]:
     return fields
 
 
+def test_coordinates_of_the_grid(comm: MPI.Intracomm) -> None:
+    with make(comm, coords={"lon": LON}) as grid:
+        assert {*grid.coords.keys()} == {"lon", "lon_face"}
+        assert np.array_equal(grid.coords["lon"], LON)
+        assert np.array_equal(grid.coords["lon_face"], LON_FACE)
+        with make(comm, coords=grid.coords) as same, make(comm, coords=None) as bare:
+            assert dict(same.coords).keys() == grid.coords.keys() and not bare.coords
+            for one in (grid, bare):  # programs that take them for process coordinates
+                for wrong in (
+                    lambda c: [each == 0 for each in c],
+                    lambda c: c[0],
+                    lambda c: c == (0, 0),
+                    lambda c: c != (0, 0),
+                ):
+                    with pytest.raises(TypeError, match="proc_coords"):
+                        wrong(one.coords)
+        with pytest.raises(KeyError, match="lat"):
+            grid.coords["lat"]
+        with pytest.raises(ValueError, match="read-only"):
+            grid.coords["lon"][0] = 1
+
+
 @pytest.mark.parametrize("halo", [False, True])
 def test_every_variable_has_the_coordinates_of_its_staggering(grid: halox.Grid, halo: bool) -> None:
     arrays = {name: grid.dataarray(u, halo=halo) for name, u in fields_of(grid).items()}

@@ -67,7 +67,7 @@ def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid) -> None:
     u, plans = start(grid), []
     for _ in range(20):
         grid.exchange(u)
-        plans.append(grid.plans_made)
+        plans.append(grid.domain.plans_made)
         new = np.zeros_like(u)
         new[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.1 * stencil(u)
         u = new
@@ -111,7 +111,7 @@ def test_more_arrays_than_a_plan_views(grid: halox.Grid) -> None:
         u["x"][1:-1, 1:-1] = whole[grid.owned] + call
         grid.exchange(u)
         right.append(np.array_equal(u["x"][:, 1:-1], halo_of(grid, whole) + call))
-    assert all(right) and grid.plans_made == 1
+    assert all(right) and grid.domain.plans_made == 1
 
 
 def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
@@ -131,7 +131,7 @@ def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
             u[1:-1, 1:-1] = whole[grid.owned]
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, whole)), (repeat, number)
-            assert grid.plans_made == (number if not repeat else len(makers))
+            assert grid.domain.plans_made == (number if not repeat else len(makers))
 
 
 def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
@@ -174,7 +174,7 @@ def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid)
         grid.exchange(start(grid))
         grid.exchange(declared)
         grid.exchange(declared[:])
-        assert grid.plans_made == 2
+        assert grid.domain.plans_made == 2
 
 
 def test_accumulations_of_new_arrays(grid: halox.Grid) -> None:
@@ -189,7 +189,7 @@ def test_accumulations_of_new_arrays(grid: halox.Grid) -> None:
             assert not w[[0, -1], 1:-1].any(), "and these are cleared"
         with pytest.raises(FieldError, match="share memory"):
             grid.accumulate(ones, ones.view("i8"))  # the layouts of the known plan
-    assert grid.plans_made == 1
+    assert grid.domain.plans_made == 1
 
 
 def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> None:
@@ -200,7 +200,7 @@ def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> Non
     with pytest.raises(FieldError, match="read-only"):
         grid.exchange(u)
     grid.exchange(start(grid))
-    assert grid.plans_made == 1
+    assert grid.domain.plans_made == 1
 
 
 @pytest.mark.ranks(2, 3)
@@ -215,7 +215,7 @@ def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
     for _ in range(2):
         grid.exchange(start(grid))
         grid.exchange(mine)
-    assert grid.plans_made == 2
+    assert grid.domain.plans_made == 2
     # Rank 0 has no plan for its field yet; other ranks have the plan of the layout.
     other = grid.zeros()
     bad = other if comm.rank == 0 else start(grid)
@@ -251,7 +251,7 @@ def test_eviction_is_alike_whatever_ranks_collect(
         u = start(grid).astype(dtype)
         grid.exchange(u)
         assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)).astype(dtype))
-        numbers.append(grid.plans_made)
+        numbers.append(grid.domain.plans_made)
         kept += [u] * (comm.rank == 0)
         del u
     assert comm.allgather(numbers) == [numbers] * comm.size
@@ -284,7 +284,7 @@ def test_ambiguous_results_are_refused_with_the_remedy(comm: World) -> None:
         assert g.layout(v) is g.layout(u), "the one reading that a field of this grid has"
         for _ in range(3):
             g.exchange(u + 1)
-        g.zeros(components_after=n)
+        g.zeros(components=(..., n))
         for call in (g.layout, g.exchange):
             with pytest.raises(FieldError):
                 call(u + 1)

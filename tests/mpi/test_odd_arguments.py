@@ -111,7 +111,7 @@ def closing(function: Callable[..., Any], **fixed: Any) -> Callable[..., None]:
 def of_grids(b: Bench) -> dict[str, Call]:
     """Return calls that make and describe grids and fields."""
     g, n = b.grid, 4 * b.comm.size
-    new = {"components": 3, "components_after": (2,), "staggered": 0, "halo": ((1, 2), 0)}
+    new = {"components": (3, ..., 2), "staggered": 0, "halo": ((1, 2), 0)}
     new |= {"parity": None, "offsets": None}
 
     def of_entries(cells: Any, low: Any, width: Any, wraps: Any, ranks: Any, cut: Any) -> Any:
@@ -134,7 +134,7 @@ def of_grids(b: Bench) -> dict[str, Call]:
         "declare": call(g.declare, array=Fresh()),
         "declare options": call(
             lambda **o: g.declare(np.zeros((3, g.rank_shape[0] + 3, 6, 2)), **o),
-            **{"components": 3, "components_after": 2, "staggered": (), "halo": ((1, 2), (1, 0))},
+            **{"components": (3, ..., 2), "staggered": (), "halo": ((1, 2), (1, 0))},
         ),
         "layout": call(g.layout, field=Fresh()),
         "interior": call(g.interior, field=Fresh()),
@@ -347,7 +347,7 @@ def test_integers_of_numpy_are_integers(kind: Callable[[int], Any], comm: World)
     with halox.Grid((kind(4), kind(5)), comm=comm, device="cpu", blocks=blocks, **options) as grid:
         assert grid.halo == ((1, 1), (0, 2))
         assert all(type(n) is int for n in (*grid.grid_shape, *grid.proc_shape, *grid.halo[1]))
-        u = grid.zeros(components=kind(3), components_after=[kind(2)], staggered=kind(1))
+        u = grid.zeros(components=[kind(3), ..., kind(2)], staggered=kind(1))
         assert u.shape == (3, 6, 8, 2)
         whole = grid.gather(u, kind(0))
         assert whole is not None and whole.shape == (3, 4, 6, 2)

@@ -32,7 +32,7 @@ CELLS = (11, 12)
 FIELDS: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "h": ("f8", {}, (11, 12)),
     "q": (">f4", {"staggered": 1, "components": 2}, (2, 11, 13)),
-    "n": ("i2", {"components_after": 3}, (11, 12, 3)),
+    "n": ("i2", {"components": (..., 3)}, (11, 12, 3)),
 }
 
 

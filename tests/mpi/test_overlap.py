@@ -181,7 +181,7 @@ def test_a_plan_exchanges_other_arrays(make: str, comm: World) -> None:
                 for field in pair:
                     assert agree((field[..., :2, :] == low).all(), comm)
                     assert agree((field[..., -2:, :] == high).all(), comm)
-            plans.append(grid.plans_made)
+            plans.append(grid.domain.plans_made)
         assert plans[0] == plans[1] == plans[2] == (2 if make == "numpy" else 4)
 
 

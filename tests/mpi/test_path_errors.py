@@ -176,7 +176,7 @@ def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) 
 def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
     """Long runs can be read in place, short runs cannot."""
     with grid_of(comm) as grid:
-        first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
+        first, second = grid.zeros("f8", components=(..., 64)), grid.zeros("f8")
         assert grid.plan(first, path="host/direct").messages_sent > 0
         refused(comm, PathError, "host/direct", lambda: grid.plan(second, path="host/direct"))
         check_works(grid, comm)

@@ -19,7 +19,7 @@ SHAPE = (7, 6, 5)
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"components": 2, "staggered": 0, "halo": 2},
-    {"components_after": (2, 3), "staggered": (1, 2)},
+    {"components": (..., 2, 3), "staggered": (1, 2)},
 ]
 
 
@@ -160,7 +160,7 @@ def test_sources_in_one_cell_and_beyond_a_wall(comm: MPI.Intracomm) -> None:
 def test_sources_in_one_cell_are_added_in_their_order(dtype: str, comm: MPI.Intracomm) -> None:
     """As a loop adds them; for 1e16, 1, -1e16, 1 any other order than this has another sum than 1."""
     with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
-        for layout in ({}, {"components": 2}, {"components_after": (2, 3)}):
+        for layout in ({}, {"components": 2}, {"components": (..., 2, 3)}):
             u = grid.zeros(dtype, **layout)
             points = halox.Points(grid, [(2, 3)] * 40 + [(1, 1)])
             values = np.zeros(points.get(u).shape, dtype)
@@ -237,6 +237,15 @@ def test_locate(comm: MPI.Intracomm) -> None:
         assert grid.locate([(2, 2, 2)]).tolist() == [[1.5, 2, 2]], "indices without coordinates"
 
 
+def test_positions_by_dimension(comm: MPI.Intracomm) -> None:
+    x = np.array([0.0, 1, 3, 4, 8])
+    with halox.Grid((5, 4), coords={"x": x}, device="cpu", comm=comm) as grid:
+        points = halox.Points(grid, {"y": [0.5, 1, 2], "x": np.array([0.0, 2, 6])})
+        assert points.indices.tolist() == [[0, 0.5], [1.5, 1], [3.5, 2]]
+        assert halox.Points(grid, {"x": 2.0, "y": [1, 3]}).indices.tolist() == [[1.5, 1], [1.5, 3]]
+        assert halox.Points(grid, {"x_face": 2.0, "y": 1}).indices.tolist() == [[2, 1]]
+
+
 def on_grid(call: Any) -> Any:
     """Return a call with a grid, points in two of its cells, a field of ones, and the rank."""
 
@@ -251,6 +260,11 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     "another number of axes": (lambda g, p, u, rank: halox.Points(g, [1, 2]), "indices"),
     "NaN": (lambda g, p, u, rank: halox.Points(g, [(np.nan, 1)]), "indices"),
     "text": (lambda g, p, u, rank: halox.Points(g, "here"), "indices"),
+    "a dimension missing": (lambda g, p, u, rank: halox.Points(g, {"x": 1}), "dimensions x, y"),
+    "a dimension unknown": (lambda g, p, u, rank: halox.Points(g, {"x": 1, "z": 1}), "x, y"),
+    "cells and faces": (lambda g, p, u, rank: halox.Points(g, dict(x=1, x_face=1, y=1)), "y"),
+    "unlike lengths": (lambda g, p, u, rank: halox.Points(g, {"x": [1, 2], "y": [1] * 3}), "(3,)"),
+    "text by dimension": (lambda g, p, u, rank: halox.Points(g, {"x": "here", "y": 1}), "numbers"),
     "complex points": (lambda g, p, u, rank: halox.Points(g, [(1, 1j)]), "indices"),
     "a point outside the grid": (lambda g, p, u, rank: halox.Points(g, [(8.5, 1)]).get(u), "8.5"),
     "between cells, and a field without halo": (

@@ -191,7 +191,7 @@ def test_messages_are_those_of_the_plan(
     with halox.Grid(shape, comm=comm, device="cpu", **options) as grid:
         fields = grid.zeros("f8"), grid.zeros("f4", components=2)
         (row,) = grid.predict([comm.size], *fields)
-        sent = [each for each in grid.explain(*fields).rows if each.direction == "send"]  # type: ignore[union-attr]
+        sent = [each for each in grid.explain(*fields).rows if each.direction == "send"]
         far = [each.nbytes for each in sent if each.peer != comm.rank]
         assert row["proc_shape"] == grid.proc_shape
         assert (row["bytes"], row["messages"]) == max(comm.allgather((sum(far), len(far))))

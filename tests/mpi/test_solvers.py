@@ -151,7 +151,7 @@ def numbered(shape: tuple[int, ...], *cuts: slice) -> np.ndarray:
 LAYOUTS: list[dict[str, Any]] = [
     {"components": 2},
     {"staggered": 0, "halo": (2, 1)},
-    *full({}, {"staggered": (0, 1), "components_after": 3}, {"halo": 0}),
+    *full({}, {"staggered": (0, 1), "components": (..., 3)}, {"halo": 0}),
 ]
 
 
@@ -268,7 +268,7 @@ def test_ranks_keep_their_places(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
         ) as fine,
         fine.coarsen(whole=False) as coarse,
     ):
-        assert agree(coarse.coords == fine.coords, comm)
+        assert agree(coarse.proc_coords == fine.proc_coords, comm)
     cart = comm.Create_cart((comm.size, 1), (True, False))
     with halox.Grid(shape, comm=cart, device="cpu") as fine:
         for whole in (True, False):

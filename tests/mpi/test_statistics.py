@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.usually(1, 3, 4), pytest.mark.filterwarnings("ignore:.
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"components": 2, "staggered": 0, "halo": 2},
-    {"components_after": (2, 3), "staggered": (1, 2)},
+    {"components": (..., 2, 3), "staggered": (1, 2)},
 ]
 SHAPE = (7, 6, 9)
 KNOWN = {

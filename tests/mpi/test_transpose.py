@@ -117,8 +117,8 @@ def check(case: Turn, comm: World, device: str = "cpu") -> None:
         plan = t.plan(u, v)
         for salt in range(3):
             whole = whole_values(a, a.fields[0], salt)
-            full_u = expected(a, a.fields[0], of_a.coords, whole).before
-            full_v = expected(b, b.fields[0], of_b.coords, case.turned(whole)).before
+            full_u = expected(a, a.fields[0], of_a.proc_coords, whole).before
+            full_v = expected(b, b.fields[0], of_b.proc_coords, case.turned(whole)).before
             empty_u, empty_v = (poison(one.shape, one.dtype) for one in (full_u, full_v))
             right += [not same_values(empty_v, full_v)]  # else nothing would be moved
             u[...], v[...] = of_a.xp.asarray(full_u), of_b.xp.asarray(empty_v)

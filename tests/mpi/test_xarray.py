@@ -111,7 +111,7 @@ def test_a_whole_array_becomes_a_field(grid: halox.Grid, dtype: str, order: str)
 
 
 def test_there_and_back(grid: halox.Grid) -> None:
-    u = grid.zeros("f4", components=2, components_after=3)
+    u = grid.zeros("f4", components=(2, ..., 3))
     u[...] = np.random.default_rng(grid.rank).random(u.shape)
     for halo in (False, True):
         block = grid.dataarray(u, halo=halo)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(1, 2, 4)]
 CELLS = (24, 20, 36)
 FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "b": ("?", {}),
-    "c": ("c8", {"components": 2, "components_after": 3}),
+    "c": ("c8", {"components": (2, ..., 3)}),
     "f": ("f8", {"staggered": (0, 2)}),
     "p": ("u4", {"parity": "odd"}),
 }

@@ -91,9 +91,7 @@ class Program:
         """Add a field of random layout and values."""
         layout: dict[str, Any] = {}
         if self.chance(0.3):
-            layout["components"] = self.pick([1, 2, 3, (2, 2)])
-        if self.chance(0.2):
-            layout["components_after"] = self.pick([2, 3])
+            layout["components"] = self.pick([1, 2, 3, (2, 2), (..., 2), (2, ..., 3)])
         if self.is_checkered and self.chance(0.7):
             layout["parity"] = self.pick(["even", "odd"])
         elif self.chance(0.25):
@@ -214,7 +212,7 @@ class Program:
     def transpose(self, some: list[Any], layout: dict[str, Any]) -> None:
         axes = [int(axis) for axis in self.rng.permutation(self.axes)]
         shape, halo = [self.shape[axis] for axis in axes], int(self.rng.integers(0, 2))
-        if set(layout) - {"components", "components_after", "halo"}:
+        if set(layout) - {"components", "halo"}:
             return
 
         def carried(k: int) -> Any:

@@ -113,7 +113,7 @@ def test_temporaries_and_strides(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     turned = cupy.asfortranarray(u) if comm.rank else u
     assert np.isclose(float(grid.norm(turned)), np.linalg.norm(whole))
     assert np.isclose(float(grid.dot(turned, u)), (whole**2).sum())
-    both = grid.zeros("f4", components=2, components_after=(3,))
+    both = grid.zeros("f4", components=(2, ..., 3))
     both[...] = 1
     assert float(grid.sum(both)) == 6 * whole.size
 

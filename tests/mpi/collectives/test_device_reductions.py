@@ -505,7 +505,7 @@ class TestNumbersOfFields:
     @TWO_WAYS
     def test_cells_that_no_kernel_walks(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """On rank 0 each axis of the field has gaps: it computes its value by CuPy, and combines it with the others."""
-        layout = {"components_after": (2, 2, 2, 2)}
+        layout = {"components": (..., 2, 2, 2, 2)}
         field = grid.full(1.5, "f8", **layout)
         if comm.rank == 0:
             gaps = Array(np.full((*grid.padded_shape, 4, 4, 4, 4), 1.5)[..., ::2, ::2, ::2, ::2])

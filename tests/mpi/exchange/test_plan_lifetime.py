@@ -71,7 +71,7 @@ def progress(comm: MPI.Intracomm) -> None:
 
 def make(grid: halox.Grid, u: Any, kind: str = "exchange") -> Plan:
     if kind == "accumulate":
-        return grid._plan("add", (u,), True, keep=True)
+        return grid._plans.make("add", (u,), True, keep=True)
     return grid.plan(u)
 
 
@@ -202,7 +202,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
         def make_field(x: float) -> Any:
             # Only whole rows are long enough to be read in place.
             if kind == "direct":
-                return grid.full(x, components_after=40)
+                return grid.full(x, components=(..., 40))
             return np.full((*grid.padded_shape, 40), x)
 
         u, spare = make_field(comm.rank + 1.0), make_field(0.0)

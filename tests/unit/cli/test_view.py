@@ -35,7 +35,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     support.require("mpi")
     path = tmp_path_factory.mktemp("view") / "run.zarr"
     with halox.Grid(CELLS, device="cpu", checkerboard=True) as grid:
-        c = grid.scatter(C, out=grid.zeros("c16", components=2, components_after=3))
+        c = grid.scatter(C, out=grid.zeros("c16", components=(2, ..., 3)))
         face, even = grid.scatter(FACE, staggered=1), grid.scatter(EVEN, parity="even")
         fields = {"c": c, "even": even, "face": face, "u": grid.scatter(U)}
         grid.save(path, fields, attrs={"step": 7, "time": 0.25, "name": "x"})

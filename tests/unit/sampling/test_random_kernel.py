@@ -20,7 +20,7 @@ require("cxx")
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"components": 2, "staggered": 0, "halo": 2},
-    {"components_after": (2, 3), "staggered": (1, 2)},
+    {"components": (..., 2, 3), "staggered": (1, 2)},
     {"parity": "odd"},
 ]
 
