@@ -10,7 +10,8 @@ from halox.datatypes import Datatype, slab
 from halox.decomposition import Box, FieldLayout
 from halox.errors import FieldError, HaloxError
 from halox.exchange.draft import Draft
-from halox.exchange.walls import FieldWalls, check_boundaries
+from halox.exchange.wall_operations import FieldWalls
+from halox.exchange.walls import check_boundaries
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, check_elements_apart, sharing

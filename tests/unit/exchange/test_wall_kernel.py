@@ -18,7 +18,6 @@ from halox.decomposition.connections import Connection, normalise_connect
 from halox.domain.options import field_spec
 from halox.exchange import wall_launch
 from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
-from halox.packing.strided_plan import region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.fakes.cpu_kernels import SHIM, aligned, shared_library
@@ -42,10 +41,11 @@ def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
 extern "C" void run(unsigned grid, unsigned block, int backwards, const void* fills, const void* table,
                     unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const Table*)table, chunk_words);
+    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const WallTable*)table, chunk_words);
 }}
 extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), INLINE_RULES, NO_LEVEL, __builtin_offsetof(Rule, number),
-    __builtin_offsetof(Rule, depth), sizeof(Fills) + sizeof(Table) + sizeof(u32)}}; }}
+    __builtin_offsetof(Rule, depth), sizeof(WallRegion), __builtin_offsetof(WallRegion, use),
+    __builtin_offsetof(WallRegion, level), sizeof(Fills) + sizeof(WallTable) + sizeof(u32)}}; }}
 """,
         "-ffp-contract=off",  # as on a GPU
     )
@@ -77,17 +77,23 @@ def test_the_table_is_that_of_the_kernel() -> None:
     """The parameters of a launch have 4 KiB on every GPU."""
     rule = wall_launch.RULE
     assert rule.fields is not None
-    for levels in (1, 2, 3):
-        inline = wall_launch._INLINE_BYTES // region_dtype(levels).itemsize
-        defines = (("TABLE_REGIONS", inline), ("MAX_LEVELS", levels), ("ARRAYS", MOST_ARRAYS))
-        sizes = library(tuple((name, str(value)) for name, value in defines))
-        *numbers, parameters = (ctypes.c_ulong * 6).in_dll(sizes, "sizes")
+    for levels, rules in ((1, 3), (2, 3), (3, 3), (5, 4)):
+        region = wall_launch.wall_region_dtype(levels, rules)
+        assert region.fields is not None
+        inline = wall_launch._INLINE_BYTES // region.itemsize
+        defines = {"TABLE_REGIONS": inline, "MAX_LEVELS": levels, "RULES": rules}
+        defines |= {"ARRAYS": MOST_ARRAYS}
+        sizes = library(tuple((name, str(value)) for name, value in defines.items()))
+        *numbers, parameters = (ctypes.c_ulong * 9).in_dll(sizes, "sizes")
         assert numbers == [
             rule.itemsize,
             wall_launch.INLINE_RULES,
             wall_launch.NO_LEVEL,
             rule.fields["number"][1],
             rule.fields["depth"][1],
+            region.itemsize,
+            region.fields["use"][1],
+            region.fields["level"][1],
         ]
         assert parameters <= 4096
 
@@ -124,7 +130,7 @@ def test_random_fields(case: Case, backwards: bool, order: Any) -> None:
         for region in walls_of.regions():
             written[0][region.box] += 1
         for fill in walls_of.fills():
-            written[1][fill.target] = 1
+            written[1][fill.box] = 1
         assert has_phase or np.array_equal(*written)
         if plans is None:
             assert has_phase or any(f.staggered)
