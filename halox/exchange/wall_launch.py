@@ -183,7 +183,7 @@ def _plan(
         ("RULES", str(most)),
         ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
     )
-    return FillPlan(planned, np.array([*rules], RULE), numbers, (*planned.defines, *defines), fills)
+    return FillPlan(planned, np.array([*rules] or [(0, b"", 0)], RULE), numbers, (*planned.defines, *defines), fills)
 
 
 def _in_runs(region: WallRegion) -> Iterator[WallRegion]:
