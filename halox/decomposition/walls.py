@@ -102,7 +102,10 @@ class WallFill(NamedTuple):
 
 
 class WallRegion(NamedTuple):
-    """A box of the array beyond one or more walls, and the fills of these walls in the order of their axes."""
+    """A box of the array beyond one or more walls, and the fills of these walls in the order of their axes.
+
+    The sources of each fill are a constant step apart.
+    """
 
     box: Slices
     along: tuple[AxisFill, ...]
@@ -207,7 +210,7 @@ class Walls:
         for fill in fills:
             on_wall = None if self.corners else self._on_wall(fill)
             if on_wall is None:
-                yield fill, fill.target, True
+                yield from ((run, run.target, True) for run in fill.runs())
             else:
                 wall, target = on_wall.target, fill.target
                 beyond = (slice(target.start, wall.start), slice(wall.stop, target.stop))

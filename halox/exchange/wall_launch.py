@@ -7,9 +7,8 @@ operation: functions, phases, numbers that the kernel lacks.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 
@@ -32,6 +31,9 @@ from halox.runtime.gpu.launch import Parameter, PreparedLaunch
 from halox.runtime.gpu.memory import uploaded
 
 MOST_ARRAYS, INLINE_RULES, NO_LEVEL = 16, 8, 7
+
+USES = {3: 3, 4: 11}
+"""Room for the rules of a region, by their largest number: levels begin at a multiple of 16 bytes."""
 
 _INLINE_BYTES = 3488
 """Of regions: the parameters of a launch have 4 KiB, also for the addresses and the rules."""
@@ -58,20 +60,10 @@ EXACT = ("-fmad=false",)
 RULE = np.dtype([("inner", "i8"), ("number", "V16"), ("depth", "i8")])
 
 
-def wall_region_dtype(levels: int, rules: int) -> np.dtype[np.void]:
+def wall_region_dtype(levels: int, uses: int) -> np.dtype[np.void]:
     """Return the layout of the kernel's regions."""
-    fields = {
-        "source": ("u8", 0),
-        "target": ("u8", 8),
-        "words": ("u4", 16),
-        "first_chunk": ("u4", 20),
-        "array": ("u2", 24),
-        "use": (("u2", rules), 26),
-        "level": ((LEVEL, levels), (26 + 2 * rules + 15) // 16 * 16),
-    }
-    formats, offsets = zip(*fields.values(), strict=True)
-    size = offsets[-1] + levels * LEVEL.itemsize
-    return np.dtype({"names": [*fields], "formats": formats, "offsets": offsets, "itemsize": size})
+    head = [("source", "u8"), ("target", "u8"), ("words", "u4"), ("first_chunk", "u4")]
+    return np.dtype([*head, ("array", "u2"), ("use", "u2", uses), ("level", LEVEL, levels)])
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ def _plan(
         return None
     rows, uses, rules = [], [], dict[tuple[int, bytes, int], int]()
     for place, (number, regions) in enumerate(fields):
-        for region in [part for whole in regions for part in _in_runs(whole)]:
+        for region in regions:
             row, levels = _row(region, described[number])
             if row.words > MAX_WORDS or len(row.levels) > MAX_LEVELS:
                 return None
@@ -170,7 +162,7 @@ def _plan(
     most = 3 if max(len(kinds) for _, kinds in uses) < 4 else 4
     inline = _INLINE_BYTES if len(rules) <= INLINE_RULES else 0
     planned = plan_rows(rows, sms=sms, table_bytes=inline)
-    table = np.zeros(len(rows), wall_region_dtype(planned.levels, most))
+    table = np.zeros(len(rows), wall_region_dtype(planned.levels, USES[most]))
     for name in ("source", "target", "words", "first_chunk", "level"):
         table[name] = planned.regions[name]
     for entry, (place, kinds) in zip(table, uses, strict=True):
@@ -183,15 +175,13 @@ def _plan(
         ("RULES", str(most)),
         ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
     )
-    return FillPlan(planned, np.array([*rules] or [(0, b"", 0)], RULE), numbers, (*planned.defines, *defines), fills)
-
-
-def _in_runs(region: WallRegion) -> Iterator[WallRegion]:
-    """Cut a region where the sources of a fill are not a constant step apart."""
-    for along in product(*(fill.runs() for fill in region.along)):
-        cuts = {run.array_axis: run.target for run in along}
-        box = tuple(cuts.get(axis, cut) for axis, cut in enumerate(region.box))
-        yield WallRegion(box, along)
+    return FillPlan(
+        planned,
+        np.array([*rules] or [(0, b"", 0)], RULE),
+        numbers,
+        (*planned.defines, *defines),
+        fills,
+    )
 
 
 def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:

@@ -152,7 +152,7 @@ class WallOperations:
         for part in self._parts(fill.along):
             target = self._layers(fill, part.target)
             if kind == "constant":
-                yield ArrayOperation(xp.copyto, (target, cast(number, dtype)[()]))
+                yield ArrayOperation(None, (target, self._scalar(cast(number, dtype))))
                 continue
             source = self._layers(fill, _source(part))
             if kind == "gradient":
@@ -168,10 +168,8 @@ class WallOperations:
                     )
                 yield ArrayOperation(xp.add, (target, source, target))
             elif kind in ("antireflect", "antisymmetric"):
-                twice = twice_mirror(boundary, dtype)
-                yield ArrayOperation(
-                    xp.subtract, (twice if self._is_host else twice[()], source, target)
-                )
+                twice = self._scalar(twice_mirror(boundary, dtype))
+                yield ArrayOperation(xp.subtract, (twice, source, target))
             elif self._is_host:
                 words = (
                     self._layers(fill, cut, words=True) for cut in (part.target, _source(part))
@@ -197,7 +195,7 @@ class WallOperations:
                 yield ArrayOperation(xp.multiply, (target, distances, target))
                 yield ArrayOperation(xp.add, (source, target, source))
                 yield ArrayOperation(xp.subtract, (inner, target, inner))
-        yield ArrayOperation(xp.copyto, (self._cells(fill.box), self._dtype.type(0)))
+        yield ArrayOperation(None, (self._cells(fill.box), self._scalar(np.zeros((), self._dtype))))
 
     def _turned(self, fill: WallFill) -> ArrayOperation:
         """Return the multiplication by a phase, beyond the low side by its inverse, or by the conjugates."""
@@ -215,10 +213,14 @@ class WallOperations:
             one_by_one = self._is_host or (self._adds and not run.step)
             yield from run.layers() if one_by_one else [run]
 
+    def _scalar(self, number: Array) -> Any:
+        """Return a number as an operand: NumPy takes arrays of shape () faster than scalars."""
+        return number if self._is_host else number[()]
+
     def _by_layer(self, part: AxisFill, numbers: Array) -> Any:
         """Return one number per layer of a part, in a shape that broadcasts along the other axes."""
         numbers = numbers.astype(self._dtype)
-        if self._is_host:  # ufuncs take arrays of shape () faster than scalars
+        if self._is_host:
             return numbers[0, ...]
         shape = [1] * len(self._described.shape)
         shape[part.array_axis] = -1

@@ -96,7 +96,7 @@ struct __align__(16) WallRegion {
     u64 source, target;
     u32 words, first_chunk;
     u16 array;
-    Use use[RULES];
+    Use use[RULES < 4 ? 3 : 11];  // the levels begin at a multiple of 16 bytes
     Level level[MAX_LEVELS];
 };
 

@@ -18,6 +18,7 @@ from halox.decomposition.connections import Connection, normalise_connect
 from halox.domain.options import field_spec
 from halox.exchange import wall_launch
 from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
+from halox.exchange.wall_operations import FieldWalls, WallOperations, view_in
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.fakes.cpu_kernels import SHIM, aligned, shared_library
@@ -78,7 +79,7 @@ def test_the_table_is_that_of_the_kernel() -> None:
     rule = wall_launch.RULE
     assert rule.fields is not None
     for levels, rules in ((1, 3), (2, 3), (3, 3), (5, 4)):
-        region = wall_launch.wall_region_dtype(levels, rules)
+        region = wall_launch.wall_region_dtype(levels, wall_launch.USES[rules])
         assert region.fields is not None
         inline = wall_launch._INLINE_BYTES // region.itemsize
         defines = {"TABLE_REGIONS": inline, "MAX_LEVELS": levels, "RULES": rules}
@@ -199,6 +200,27 @@ def test_layers_of_the_halo_as_sources_are_declined() -> None:
     assert plan_fill([(0, layout.walls())], [describe(u)], SMS) is not None
 
 
+@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 3), (3, 1)])
+def test_mirrors_deeper_than_the_block(mode: Any, shape: tuple[int, int]) -> None:
+    """Several reflections, as `numpy.pad` has them, by the kernel and on the host."""
+    spec = FieldSpec(((7, 6),) * 2, boundary=normalise_boundary(mode, (False, False)))
+    layout = FieldLayout(decompose(shape, 1), 0, spec)
+    inner = np.random.default_rng(1).random(shape)
+    u = np.zeros(layout.padded_shape)
+    u[layout.interior] = inner
+    v, right = u.copy(), np.pad(inner, ((7, 6),) * 2, mode=mode)
+    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+    assert plans is not None
+    for plan in plans:
+        run(plan, [u])
+    walls_of = FieldWalls(0, layout.origin, layout.walls())
+    view = partial(view_in, v.ravel().view("u1").data, 0, device=None)
+    for operation in WallOperations(walls_of, describe(v), print, adds=False).all():
+        operation.step(view)()
+    assert np.array_equal(u, right) and np.array_equal(v, right)
+
+
 def test_each_component_is_checked() -> None:
     """In a thin block the mirror image of a component reads the point that its lower wall sets."""
     grid = decompose((2, 6), 1, halo=((2, 2), (0, 0)))
@@ -265,6 +287,11 @@ def test_other_element_types() -> None:
         u = np.zeros(layout.padded_shape, dtype)
         return plan_fill([(0, layout.walls())], [describe(u)], SMS), u
 
+    for dtype in ("u1", "u2", "i8"):
+        found, u = plans(("edge", ("gradient", 3)), dtype)
+        u[1:-1, 1:-1] = 1
+        run(found[0], [u])
+        assert np.all(u == np.array([-2, 1, 1, 1, 1, 1, 1, 4]).astype(dtype)), dtype
     for dtype in ("u1", "u8", "b1", "i2", "c8"):
         found, u = plans(("symmetric", ("constant", 1)), dtype)
         u[1:-1, 1:-1] = (np.arange(30) % 2).reshape(5, 6).astype(dtype)
