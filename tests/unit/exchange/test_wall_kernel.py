@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_boundary
 from halox.decomposition.connections import Connection, normalise_connect
+from halox.decomposition.field_regions import exchange_regions, walls_of
 from halox.domain.options import field_spec
 from halox.exchange import wall_launch
 from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
@@ -117,20 +118,20 @@ def test_random_fields(case: Case, backwards: bool, order: Any) -> None:
     """
     f = case.fields[0]
     for layout in layouts(case, f):
-        coords, walls_of = layout.decomposition.coords_of(layout.rank), layout.walls()
+        coords, found = layout.decomposition.coords_of(layout.rank), walls_of(layout)
         fields, right = [], []
         for number in range(2):
             one = expected(case, f, coords, whole_values(case, f, number)).after
             right.append(np.asarray(one, order=order))
             fields.append(right[-1].copy(order="K"))
-            for region in walls_of.regions():
+            for region in found.regions():
                 fields[-1][region.box] = UNTOUCHED
-        plans = plan_fill([(0, walls_of), (1, walls_of)], [describe(u) for u in fields], SMS)
-        has_phase = any(fill.along.boundary.kind == "phase" for fill in walls_of.fills())
+        plans = plan_fill([(0, found), (1, found)], [describe(u) for u in fields], SMS)
+        has_phase = any(fill.along.boundary.kind == "phase" for fill in found.fills())
         written = np.zeros((2, *layout.padded_shape), int)
-        for region in walls_of.regions():
+        for region in found.regions():
             written[0][region.box] += 1
-        for fill in walls_of.fills():
+        for fill in found.fills():
             written[1][fill.box] = 1
         assert has_phase or np.array_equal(*written)
         if plans is None:
@@ -156,7 +157,7 @@ def test_periodic_axes_in_the_same_launch(case: Case, backwards: bool) -> None:
     (layout,) = layouts(case, f)
     one = expected(case, f, (0,) * len(case.shape), whole_values(case, f, 0))
     u = one.before.copy()
-    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS, wraps=True)
     assert plans is not None
     for plan in plans:
         run(plan, [u], backwards=backwards)
@@ -179,9 +180,9 @@ def test_the_launch_fills_the_cells_of_all_messages(
     filled, received = np.zeros((2, *layout.padded_shape), int)
     beyond = np.ones(layout.padded_shape, bool)
     beyond[(slice(None),) * len(f.before) + layout.within_walls] = False
-    for box, _ in layout.walls(corners).regions(wraps=True):
+    for box, _ in walls_of(layout, corners).regions(wraps=True):
         filled[box] += 1
-    for region in layout.regions(corners):
+    for region in exchange_regions(layout, corners):
         if region.recv is not None:
             received[region.recv.slices] += 1
     assert filled.max(initial=0) <= 1 and received.max(initial=0) <= 1
@@ -196,8 +197,8 @@ def test_layers_of_the_halo_as_sources_are_declined() -> None:
     spec = FieldSpec(((2, 2), (1, 1)), staggered=(True, False), boundary=boundary)
     layout = FieldLayout(grid, 0, spec)
     u = np.zeros(layout.padded_shape)
-    assert plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True) is None
-    assert plan_fill([(0, layout.walls())], [describe(u)], SMS) is not None
+    assert plan_fill([(0, walls_of(layout))], [describe(u)], SMS, wraps=True) is None
+    assert plan_fill([(0, walls_of(layout))], [describe(u)], SMS) is not None
 
 
 @pytest.mark.parametrize("mode", ["reflect", "symmetric"])
@@ -210,13 +211,13 @@ def test_mirrors_deeper_than_the_block(mode: Any, shape: tuple[int, int]) -> Non
     u = np.zeros(layout.padded_shape)
     u[layout.interior] = inner
     v, right = u.copy(), np.pad(inner, ((7, 6),) * 2, mode=mode)
-    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
     assert plans is not None
     for plan in plans:
         run(plan, [u])
-    walls_of = FieldWalls(0, layout.origin, layout.walls())
+    field_walls = FieldWalls(0, layout.origin, walls_of(layout))
     view = partial(view_in, v.ravel().view("u1").data, 0, device=None)
-    for operation in WallOperations(walls_of, describe(v), print, adds=False).all():
+    for operation in WallOperations(field_walls, describe(v), print, adds=False).all():
         operation.step(view)()
     assert np.array_equal(u, right) and np.array_equal(v, right)
 
@@ -230,7 +231,7 @@ def test_each_component_is_checked() -> None:
         spec = FieldSpec(((2, 2), (0, 0)), (2,), (), (True, False), boundary=boundary)
         layout = FieldLayout(grid, 0, spec)
         u = np.zeros(layout.padded_shape)
-        plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+        plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
         assert (plans is None) == (sets in sides)
 
 
@@ -243,7 +244,7 @@ def test_a_field_with_all_kinds_of_boundaries_needs_one_launch() -> None:
     )
     spec = FieldSpec(((2, 2),) * 3, boundary=normalise_boundary(sides, (False,) * 3))
     layout = FieldLayout(grid, 0, spec)
-    plans = plan_fill([(0, layout.walls())], [describe(np.zeros(layout.padded_shape))], SMS)
+    plans = plan_fill([(0, walls_of(layout))], [describe(np.zeros(layout.padded_shape))], SMS)
     assert plans is not None and len(plans) == 1
 
 
@@ -269,7 +270,7 @@ def test_signs_of_connections(sign: Any, dtype: str) -> None:
     changes[: 2 if sign == -1 else 1, 7, second, 2:6] = -1
     expected = u * changes
     expected[..., 1::-1], expected[..., 6:] = -expected[..., 2:4], -expected[..., 5:3:-1]
-    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
     assert plans is not None and len(plans) == 2
     for plan in plans:
         run(plan, [u], backwards=True)
@@ -285,7 +286,7 @@ def test_other_element_types() -> None:
         spec = FieldSpec(((1, 1),) * 2, boundary=normalise_boundary(boundary, (False, False)))
         layout = FieldLayout(grid, 0, spec)
         u = np.zeros(layout.padded_shape, dtype)
-        return plan_fill([(0, layout.walls())], [describe(u)], SMS), u
+        return plan_fill([(0, walls_of(layout))], [describe(u)], SMS), u
 
     for dtype in ("u1", "u2", "i8"):
         found, u = plans(("edge", ("gradient", 3)), dtype)
