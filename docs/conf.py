@@ -79,16 +79,7 @@ MADE_BY_HALOX = {
 
 INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"} | {
     f"FieldLayout.{name}"
-    for name in (
-        "check_widths",
-        "indices",
-        "is_flat_somewhere",
-        "is_wide",
-        "regions",
-        "slabs",
-        "wall",
-        "walls",
-    )
+    for name in ("cells", "indices", "is_flat_somewhere", "is_wide", "wall", "within_grid")
 }
 """Methods that only halox calls; the pages omit them."""
 

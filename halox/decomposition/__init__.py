@@ -16,7 +16,15 @@ from halox.decomposition.boundaries import (
     with_periodic_boundary,
 )
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec, ways_to_declare
+from halox.decomposition.field_layout import FieldLayout, infer_spec
+from halox.decomposition.field_regions import (
+    Region,
+    check_widths,
+    exchange_regions,
+    exchange_slabs,
+    walls_of,
+)
+from halox.decomposition.field_spec import FieldSpec, ways_to_declare
 from halox.decomposition.normalise import (
     Halo,
     normalise_grid_shape,
@@ -59,9 +67,12 @@ __all__ = [
     "boundary_text",
     "check_same_field",
     "check_same_grid",
+    "check_widths",
     "common_axes",
     "decompose",
     "directions",
+    "exchange_regions",
+    "exchange_slabs",
     "infer_spec",
     "inverse_axes",
     "normalise_axes",
@@ -71,6 +82,7 @@ __all__ = [
     "normalise_periodic",
     "overlaps",
     "place",
+    "walls_of",
     "ways_to_declare",
     "with_periodic_boundary",
 ]

@@ -24,7 +24,8 @@ from itertools import product
 
 from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.fields import FieldLayout, FieldSpec
+from halox.decomposition.field_layout import FieldLayout
+from halox.decomposition.field_spec import FieldSpec
 from halox.errors import DecompositionError, FieldError
 from halox.values import as_int, as_list, shown
 

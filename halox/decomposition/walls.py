@@ -1,4 +1,4 @@
-"""Cells beyond the walls of a grid, and the cells from which they are filled, as slices of a rank's array.
+"""Cells beyond the walls of a grid, and the layers from which they are filled, in a rank's array.
 
 There are two equal ways to fill them. `Walls.fills` are steps in sequence, one per wall, which also cover the edges and
 corners that earlier steps have filled. `Walls.regions` are disjoint boxes that can be filled at the same time: a box at
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from halox.decomposition.axis_layout import AxisLayout
@@ -34,43 +34,78 @@ class AxisFill(NamedTuple):
         The axis across the wall: of the grid, and of the array.
     side : {"low", "high"}
         Side of the grid.
+    edge : int
+        The layer at the wall: the outermost layer of points inside.
     target : slice
         Layers of the halo; for a constant also the layer of a staggered field that is the wall.
-    source : slice
-        For kinds that mirror and for periodic axes, the layers to copy, in the order of ``target``; otherwise the layer
-        at the wall.
-    inner : slice
-        The layer after the one at the wall.
-    depths : tuple of int
-        Distance of each target layer from the layer at the wall, negative on the low side.
+    sources : tuple of int
+        The layer that each target layer is computed from; empty for kinds that read no other layer.
     """
 
     boundary: Boundary
     axis: int
     array_axis: int
     side: str
+    edge: int
     target: slice
-    source: slice
-    inner: slice
-    depths: tuple[int, ...]
+    sources: tuple[int, ...]
+
+    @property
+    def inner(self) -> int:
+        """The layer after the one at the wall."""
+        return self.edge + (1 if self.side == "low" else -1)
+
+    @property
+    def depths(self) -> range:
+        """Distance of each target layer from the layer at the wall, negative on the low side."""
+        return range(self.target.start - self.edge, self.target.stop - self.edge)
 
     @property
     def step(self) -> int:
-        """Layers of the source from one target layer to the next."""
-        return -1 if self.boundary.mirrors else int(self.boundary.kind == "periodic")
+        """Layers from the first source to the second."""
+        return self.sources[1] - self.sources[0] if len(self.sources) > 1 else 0
+
+    def read(self) -> set[int]:
+        """Return the layers that the fill reads."""
+        return {*self.sources, *((self.inner,) if self.boundary.kind == "extrapolate" else ())}
+
+    def part(self, start: int, stop: int) -> AxisFill:
+        """Return the fill of the target layers with these numbers."""
+        first = self.target.start
+        target = slice(first + start, first + stop)
+        return self._replace(target=target, sources=self.sources[start:stop])
+
+    def layers(self) -> list[AxisFill]:
+        """Return the fill layer by layer."""
+        return [self.part(n, n + 1) for n in range(len(self.depths))]
+
+    def runs(self) -> list[AxisFill]:
+        """Return the fill in parts whose sources are a constant step apart."""
+        if not self.sources:
+            return [self]
+        steps = [after - before for before, after in pairwise(self.sources)]
+        runs, start = [], 0
+        while start < len(self.sources):
+            stop = start + 1
+            while stop < len(self.sources) and steps[stop - 1] == steps[start]:
+                stop += 1
+            runs.append(self.part(start, stop))
+            start = stop
+        return runs
 
 
 class WallFill(NamedTuple):
-    """A step of filling: the fill along its axis, and its boxes of the array."""
+    """A step of filling: the fill along its axis, and the box of the array that it writes."""
 
     along: AxisFill
-    target: Slices
-    source: Slices
-    inner: Slices
+    box: Slices
 
 
 class WallRegion(NamedTuple):
-    """A box of the array beyond one or more walls, and the fills of these walls in the order of their axes."""
+    """A box of the array beyond one or more walls, and the fills of these walls in the order of their axes.
+
+    The sources of each fill are a constant step apart.
+    """
 
     box: Slices
     along: tuple[AxisFill, ...]
@@ -120,11 +155,8 @@ class Walls:
         for before, after, sides in self._selections():
             for axis in range(len(self.axes)):
                 for along, across in self._steps(axis, sides):
-                    target, source, inner = (
-                        (*before, *across[:axis], cut, *across[axis + 1 :], *after)
-                        for cut in (along.target, along.source, along.inner)
-                    )
-                    fills.append(WallFill(along, target, source, inner))
+                    box = (*before, *across[:axis], along.target, *across[axis + 1 :], *after)
+                    fills.append(WallFill(along, box))
         return tuple(fills)
 
     def regions(self, *, wraps: bool = False) -> tuple[WallRegion, ...]:
@@ -141,6 +173,15 @@ class Walls:
                     box = (*before, *(layers for _, layers, _ in chosen), *after)
                     regions.append(WallRegion(box, along))
         return tuple(regions)
+
+    def sources_are_inside(self, *, wraps: bool = False) -> bool:
+        """Whether no fill reads a layer that another one writes, as the wall of a staggered field in a thin block."""
+        return all(
+            fill.read().isdisjoint(range(other.target.start, other.target.stop))
+            for *_, sides in self._selections()
+            for axis in range(len(self.axes))
+            for fill, other in product([*self._along(axis, sides, wraps)], repeat=2)
+        )
 
     def _steps(self, axis: int, sides: Sides) -> Iterator[tuple[AxisFill, Sequence[slice]]]:
         """Yield the fills along an axis in their order, each with the layers along the other axes that it covers."""
@@ -169,7 +210,7 @@ class Walls:
         for fill in fills:
             on_wall = None if self.corners else self._on_wall(fill)
             if on_wall is None:
-                yield fill, fill.target, True
+                yield from ((run, run.target, True) for run in fill.runs())
             else:
                 wall, target = on_wall.target, fill.target
                 beyond = (slice(target.start, wall.start), slice(wall.stop, target.stop))
@@ -185,7 +226,7 @@ class Walls:
         """Return the part of a fill that sets points of this rank: a constant on the wall of a staggered field."""
         owned = self.owned[along.axis]
         start, stop = max(along.target.start, owned.start), min(along.target.stop, owned.stop)
-        return along._replace(target=slice(start, stop), depths=(0,)) if start < stop else None
+        return along._replace(target=slice(start, stop)) if start < stop else None
 
     def _without_unowned(self, box: Sequence[slice]) -> list[Sequence[slice]]:
         """Return a box without the lines that no rank owns."""
@@ -234,21 +275,17 @@ class Walls:
             target = (slice(begin - width, begin + extra), slice(end - extra, end + width))[side]
             if target.start == target.stop:
                 continue
-            source = slice(edge, edge + 1)
+            layers = range(target.start, target.stop)
+            sources: tuple[int, ...] = ()
             if boundary.mirrors:
-                first = edge + inward * boundary.mirrors_at_point
-                last = first + inward * (width - 1)
-                # The layer for the outermost target layer comes first on the low side, and last on the high side.
-                start, stop = ((last, first - 1), (first, last - 1))[side]
-                source = slice(start, None if stop < 0 else stop, -1)
+                sources = tuple(
+                    _mirrored(layer - begin, along.points, boundary) + begin for layer in layers
+                )
             elif boundary.kind == "periodic":
-                start = target.start + inward * along.points
-                source = slice(start, start + width)
-            inner = slice(edge + inward, edge + inward + 1)
-            depths = (range(-width, extra), range(1 - extra, width + 1))[side]
-            yield AxisFill(
-                boundary, axis, array_axis, SIDES[side], target, source, inner, tuple(depths)
-            )
+                sources = tuple(layer + inward * along.points for layer in layers)
+            elif boundary.kind in ("edge", "gradient", "extrapolate"):
+                sources = (edge,) * len(layers)
+            yield AxisFill(boundary, axis, array_axis, SIDES[side], edge, target, sources)
 
     def _filled(self, axis: int, sides: Sides, *, with_walls: bool) -> slice:
         """Return the layers that have values: received ones, and beyond walls if earlier fills have filled them."""
@@ -271,3 +308,11 @@ class Walls:
             else:
                 stop = min(stop, fill.target.start)
         return slice(start, stop)
+
+
+def _mirrored(index: int, points: int, boundary: Boundary) -> int:
+    """Return the point of an axis whose image is at an index outside, reflected as often as is needed."""
+    at_point = boundary.mirrors_at_point
+    period = max(2 * (points - at_point), 1)
+    index %= period
+    return index if index < points else period - index - (not at_point)

@@ -12,6 +12,7 @@ from halox.decomposition import (
     FieldSpec,
     Placement,
     boundary_text,
+    check_widths,
     decompose,
     normalise_boundary,
     normalise_grid_shape,
@@ -143,7 +144,7 @@ def divide(
             boundary=normalise_boundary(options["boundary"], periodic, decomposition.joined_sides),
         )
         layout = FieldLayout(decomposition, world.rank, spec)
-        layout.check_widths()
+        check_widths(layout)
         requested_path(options["path"])
         gpu = choose_device(options["device"], world.turn)
         leave_sms = check_bool("leave_sms", options["leave_sms"], DecompositionError)

@@ -23,6 +23,7 @@ from halox.decomposition import (
     Decomposition,
     FieldLayout,
     FieldSpec,
+    check_widths,
     infer_spec,
     ways_to_declare,
 )
@@ -84,7 +85,7 @@ class FieldLayouts:
         """Return the layout that a field's options describe; raises the errors of `halox.Grid.zeros`."""
         plain = FieldSpec(self._halo, boundary=self._boundary)
         layout = self.of(field_spec(options, plain, self._decomposition))
-        layout.check_widths()
+        check_widths(layout)
         return layout
 
     def register(self, table: KnownArrays[Any]) -> None:

@@ -19,7 +19,7 @@ from halox.decomposition import (
     normalise_boundary,
     normalise_halo,
 )
-from halox.decomposition.fields import components_text
+from halox.decomposition.field_spec import components_text
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from halox.errors import FieldError
-from halox.exchange.walls import FieldWalls
+from halox.exchange.wall_operations import FieldWalls
 from halox.packing.host import check_inside, overlapping
 from halox.paths.base import Operation
 from halox.paths.messages import Message

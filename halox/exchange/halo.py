@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from halox.datatypes import Datatype, slab
-from halox.decomposition import Box, FieldLayout
+from halox.decomposition import (
+    Box,
+    FieldLayout,
+    check_widths,
+    exchange_regions,
+    exchange_slabs,
+    walls_of,
+)
 from halox.errors import FieldError, HaloxError
 from halox.exchange.draft import Draft
-from halox.exchange.walls import FieldWalls, check_boundaries
+from halox.exchange.wall_operations import FieldWalls
+from halox.exchange.walls import check_boundaries
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, check_elements_apart, sharing
@@ -43,7 +51,7 @@ def halo_draft(
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
-        for region in layout.slabs() if in_turn else layout.regions(corners):
+        for region in exchange_slabs(layout) if in_turn else exchange_regions(layout, corners):
             sent, received = region.send, region.recv
             if operation == "add":
                 sent, received = received, sent
@@ -88,7 +96,7 @@ def _walls(
         FieldWalls(
             number,
             layout.origin,
-            layout.walls(corners),
+            walls_of(layout, corners),
             layout.spec.parity is None and layout.decomposition.joined is None,
         )
         for number, (_, layout) in enumerate(read)
@@ -150,7 +158,7 @@ def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Oper
         check_elements_apart(described, "field")
         if operation == "add" and described.dtype.kind not in "iufc":
             raise FieldError(f"accumulate has no meaning for dtype {described.dtype}; use numbers")
-        layout.check_widths()
+        check_widths(layout)
         check_boundaries(layout, described.dtype, operation)
     pair = sharing([described for described, _ in read])
     if pair is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from halox.decomposition import WallFill
-from halox.exchange.walls import FieldWalls
+from halox.exchange.wall_operations import FieldWalls, box_view, view_in
 from halox.packing.host import element_view
 from halox.packing.host_views import View
 from halox.paths.base import Channel, Job
@@ -66,16 +66,10 @@ class PoisonChannel(Channel):
 
     def views(self, memories: Sequence[Any]) -> list[Any]:
         """View the cells in the memory of some arrays."""
-        views = []
-        for number, (shape, dtype, offset, strides) in self._places:
-            memory, start = memories[number], self._origins[number] + offset
-            if self._device is None:
-                views.append(np.ndarray(shape, dtype, memory, start, strides))
-                continue
-            from halox.runtime.gpu.memory import device_view
-
-            views.append(device_view(memory + start, shape, dtype, strides, self._device))
-        return views
+        return [
+            view_in(memories[number], self._origins[number], view, self._device)
+            for number, view in self._places
+        ]
 
     def bind(self, views: list[Any]) -> None:
         """Use the arrays of these views."""
@@ -93,13 +87,7 @@ class PoisonChannel(Channel):
 
 def _beyond(fill: WallFill, described: Described) -> View:
     """Return the cells of a fill without owned points on the wall."""
-    box, along = list(fill.target), fill.along
-    layers = [layer for layer, depth in enumerate(along.depths) if depth]
-    start = along.target.start
-    box[along.array_axis] = slice(start + layers[0], start + layers[-1] + 1) if layers else slice(0)
-    cuts = [cut.indices(extent) for cut, extent in zip(box, described.shape, strict=True)]
-    offset = sum(
-        begin * stride for (begin, *_), stride in zip(cuts, described.strides, strict=True)
-    )
-    shape = tuple(max(stop - begin, 0) for begin, stop, _ in cuts)
-    return View(shape, described.dtype, offset, described.strides)
+    axis, cut = fill.along.array_axis, fill.along.target
+    layers = [cut.start + n for n, depth in enumerate(fill.along.depths) if depth]
+    beyond = slice(layers[0], layers[-1] + 1) if layers else slice(0)
+    return box_view((*fill.box[:axis], beyond, *fill.box[axis + 1 :]), described)

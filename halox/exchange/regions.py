@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from halox.decomposition import FieldLayout
+from halox.decomposition import FieldLayout, walls_of
 from halox.errors import FieldError
 from halox.values import as_int, shown
 
@@ -223,7 +223,8 @@ def _owned(layout: FieldLayout) -> list[Interval]:
 def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
     """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall."""
     walls = {
-        (fill.along.axis, ("low", "high").index(fill.along.side)) for fill in layout.walls().fills()
+        (fill.along.axis, ("low", "high").index(fill.along.side))
+        for fill in walls_of(layout).fills()
     }
     return [
         (low or (axis, 0) in walls, high or (axis, 1) in walls)

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
-from halox.exchange.wall_slabs import twice_mirror
+from halox.exchange.wall_operations import twice_mirror
 from halox.packing.refine import Level
-from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedPlan, StridedRow, plan_rows
+from halox.packing.strided_plan import (
+    LEVEL,
+    MAX_LEVELS,
+    MAX_WORDS,
+    StridedPlan,
+    StridedRow,
+    plan_rows,
+)
 from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.casting import cast
 from halox.runtime.gpu.compiler import kernel
@@ -23,20 +30,22 @@ from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch
 from halox.runtime.gpu.memory import uploaded
 
-MOST_ARRAYS, MOST_RULES, INLINE_RULES, NO_LEVEL = 16, 4, 8, 7
+MOST_ARRAYS, INLINE_RULES, NO_LEVEL = 16, 8, 7
 
-_INLINE_BYTES = (
-    3488  # of regions: the parameters of a launch have 4 KiB, also for the addresses and the rules
-)
+USES = {3: 3, 4: 11}
+"""Room for the rules of a region, by their largest number: levels begin at a multiple of 16 bytes."""
+
+_INLINE_BYTES = 3488
+"""Of regions: the parameters of a launch have 4 KiB, also for the addresses and the rules."""
 
 KINDS = {
-    "constant": 0,
-    **dict.fromkeys(("periodic", "edge", "reflect", "symmetric"), 1),
-    **dict.fromkeys(("antireflect", "antisymmetric"), 2),
-    "gradient": 3,
-    "extrapolate": 4,
+    "constant": 1,
+    **dict.fromkeys(("periodic", "edge", "reflect", "symmetric"), 2),
+    **dict.fromkeys(("antireflect", "antisymmetric"), 3),
+    "gradient": 4,
+    "extrapolate": 5,
 }
-_AROUND = 5  # mirror images on the other side of a number other than 0
+_AROUND = 6  # mirror images on the other side of a number other than 0
 
 _TYPES = {
     **{"f4": ("float", 0), "f8": ("double", 0), "c8": ("float", 1), "c16": ("double", 1)},
@@ -48,7 +57,13 @@ _TYPES = {
 EXACT = ("-fmad=false",)
 """Options of the compiler: a fused multiply-add would round other than NumPy on the host."""
 
-RULE = np.dtype([("inner", "i8"), ("number", "u1", 16), ("depth", "i8")])
+RULE = np.dtype([("inner", "i8"), ("number", "V16"), ("depth", "i8")])
+
+
+def wall_region_dtype(levels: int, uses: int) -> np.dtype[np.void]:
+    """Return the layout of the kernel's regions."""
+    head = [("source", "u8"), ("target", "u8"), ("words", "u4"), ("first_chunk", "u4")]
+    return np.dtype([*head, ("array", "u2"), ("use", "u2", uses), ("level", LEVEL, levels)])
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,8 @@ def plan_fill(
     by_type: dict[tuple[bool, DType], list[tuple[int, Sequence[WallRegion]]]] = {}
     for number, walls in fields:
         regions = walls.regions(wraps=wraps)
-        if not all(map(_is_known, regions)) or not _sources_are_inside(walls, regions):
+        kinds = {fill.boundary.kind for region in regions for fill in region.along}
+        if not kinds <= KINDS.keys() or not walls.sources_are_inside(wraps=wraps):
             return None
         for fills, some in ((False, _negations(walls)), (True, regions)):
             if some:
@@ -110,11 +126,10 @@ def plan_fill(
     return [plan for plan in plans if plan.planned.chunks]
 
 
-def _negations(walls: Walls) -> tuple[WallRegion, ...]:
-    """Return regions whose points are replaced by their opposites."""
-    nowhere, first = slice(0, 0), slice(0, 1)
-    minus = AxisFill(Boundary("antisymmetric"), -1, -1, "low", nowhere, first, first, (0,))
-    return tuple(WallRegion(box, (minus,)) for box in walls.negated)
+def _negations(walls: Walls) -> list[WallRegion]:
+    """Return regions whose points are replaced by their opposites, across no axis."""
+    minus = AxisFill(Boundary("antisymmetric"), -1, -1, "low", 0, slice(0), ())
+    return [WallRegion(box, (minus,)) for box in walls.negated]
 
 
 def _plan(
@@ -125,74 +140,47 @@ def _plan(
     fills: bool,
 ) -> FillPlan | None:
     types = _TYPES.get(dtype.str[1:]) if dtype.isnative else None
-    if types is None or dtype.names is not None:
+    if types is None:
         return None
-    rows, codes, rules = [], [], []
+    rows, uses, rules = [], [], dict[tuple[int, bytes, int], int]()
     for place, (number, regions) in enumerate(fields):
-        array, numbers = described[number], dict[int, int]()
         for region in regions:
-            row, levels = _row(region, array)
+            row, levels = _row(region, described[number])
             if row.words > MAX_WORDS or len(row.levels) > MAX_LEVELS:
                 return None
             if not row.words:
                 continue
-            for fill in region.along:
-                if id(fill) not in numbers:  # regions of the same components share them
-                    rule, kind = _rule(fill, array)
-                    rules.append(rule)
-                    numbers[id(fill)] = len(rules) << 6 | kind << 3
-            pairs = zip(region.along, levels, strict=True)
-            codes.append((place, *(numbers[id(fill)] | level for fill, level in pairs)))
+            kinds = []
+            for fill, level in zip(region.along, levels, strict=True):
+                kind, rule = _rule(fill, described[number])
+                index = 0 if rule is None else rules.setdefault(rule, len(rules))
+                kinds.append(level | kind << 3 | index << 6)
+            uses.append((place, kinds))
             rows.append(row)
-    is_signed = dtype.kind not in "bu"
-    if len(rules) >= 1 << 10 or not all(
-        is_signed or code >> 3 & 7 <= KINDS["edge"] for _, *of_region in codes for code in of_region
-    ):
+    if len(rules) > 1 << 10:
         return None
-    table = np.array(rules, RULE)
-    inline = _INLINE_BYTES if len(table) <= INLINE_RULES else 0
+    most = 3 if max(len(kinds) for _, kinds in uses) < 4 else 4
+    inline = _INLINE_BYTES if len(rules) <= INLINE_RULES else 0
     planned = plan_rows(rows, sms=sms, table_bytes=inline)
-    for region, (place, *of_region) in zip(planned.regions, codes, strict=True):
-        first, second, third, fourth = (*of_region, 0, 0, 0)[:MOST_RULES]
-        region["level"][0]["extent"] = place
-        region["word_bytes"], region["run_bytes"] = first | second << 16, third | fourth << 16
-    most = max(len(region.along) for _, regions in fields for region in regions)
-    numbers_of = tuple(number for number, _ in fields)
+    table = np.zeros(len(rows), wall_region_dtype(planned.levels, USES[most]))
+    for name in ("source", "target", "words", "first_chunk", "level"):
+        table[name] = planned.regions[name]
+    for entry, (place, kinds) in zip(table, uses, strict=True):
+        entry["array"], entry["use"][: len(kinds)] = place, kinds
+    planned = replace(planned, regions=table)
+    numbers = tuple(number for number, _ in fields)
     defines = (
         ("TYPE", types[0]),
         ("COMPLEX", str(types[1])),
-        ("RULES", "3" if most < 4 else "4"),
+        ("RULES", str(most)),
         ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
     )
-    return FillPlan(planned, table, numbers_of, (*planned.defines, *defines), fills)
-
-
-def _is_known(region: WallRegion) -> bool:
-    return len(region.along) <= MOST_RULES and all(a.boundary.kind in KINDS for a in region.along)
-
-
-def _layers(fill: AxisFill) -> set[int]:
-    """Return the layers along the axis that a fill reads."""
-    kind = KINDS[fill.boundary.kind]
-    if kind == KINDS["constant"]:
-        return set()
-    read = {fill.source.start + n * fill.step for n in range(len(fill.depths))}
-    return read | ({fill.inner.start} if kind == KINDS["extrapolate"] else set())
-
-
-def _sources_are_inside(walls: Walls, regions: Sequence[WallRegion]) -> bool:
-    """Whether no fill reads a layer that another one writes, as the wall of a staggered field in a thin block."""
-    first, stop = len(walls.components[0]), len(walls.components[0]) + len(walls.axes)
-    by_component: dict[str, dict[int, AxisFill]] = {}
-    for region in regions:
-        fills = by_component.setdefault(str((region.box[:first], region.box[stop:])), {})
-        fills.update({id(one): one for one in region.along})
-    return all(
-        fill.array_axis != other.array_axis
-        or _layers(fill).isdisjoint(range(other.target.start, other.target.stop))
-        for fills in by_component.values()
-        for fill in fills.values()
-        for other in fills.values()
+    return FillPlan(
+        planned,
+        np.array([*rules] or [(0, b"", 0)], RULE),
+        numbers,
+        (*planned.defines, *defines),
+        fills,
     )
 
 
@@ -206,7 +194,10 @@ def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:
         start, stop, _ = cut.indices(extent)
         fill = across.get(axis)
         target += start * stride
-        source += (start if fill is None else fill.source.start) * stride
+        if fill is None:
+            source += start * stride
+        elif fill.sources:
+            source += fill.sources[0] * stride
         if stop - start != 1:
             step = stride if fill is None else fill.step * stride
             loops.append((axis, Level(max(stop - start, 0), step, stride)))
@@ -225,18 +216,20 @@ def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:
     return row, [by_axis.get(fill.array_axis, NO_LEVEL) for fill in region.along]
 
 
-def _rule(fill: AxisFill, array: Described) -> tuple[tuple[int, Array, int], int]:
-    """Return a rule of the table, and its kind."""
-    boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
-    value = np.zeros(16, "u1")
-    if boundary.number is not None:
-        number = cast(boundary.number, array.dtype)
-        if boundary.kind in ("antireflect", "antisymmetric"):
-            kind, number = _AROUND, twice_mirror(boundary, array.dtype)
-        number = np.atleast_1d(number)
-        value[: number.nbytes] = number.view("u1")
-    inner = (fill.inner.start - fill.source.start) * array.strides[fill.array_axis]
-    return (inner, value, fill.depths[0]), kind
+def _rule(fill: AxisFill, array: Described) -> tuple[int, tuple[int, bytes, int] | None]:
+    """Return the kind of a fill, and its numbers, if it has any."""
+    boundary, dtype = fill.boundary, array.dtype
+    kind = KINDS[boundary.kind]
+    if boundary.kind in ("antireflect", "antisymmetric") and boundary.number is not None:
+        return _AROUND, (0, twice_mirror(boundary, dtype).tobytes(), 0)
+    if boundary.kind == "constant":
+        return kind, (0, cast(boundary.number, dtype).tobytes(), 0)
+    if boundary.kind == "gradient":
+        return kind, (0, cast(boundary.number, dtype).tobytes(), fill.depths[0])
+    if boundary.kind == "extrapolate":
+        inner = (fill.inner - fill.edge) * array.strides[fill.array_axis]
+        return kind, (inner, b"", fill.depths[0])
+    return kind, None
 
 
 class FillLaunches:
@@ -288,8 +281,8 @@ def launches_of(
 ) -> tuple[FillLaunches | None, bool]:
     """Return launches of `plan_fill`, or None, and whether they also fill the halo on periodic axes, as asked."""
     sms = multiprocessors(device)
-    plans = plan_fill(fields, described, sms, wraps=True) if wraps else None
-    if plans is not None:
-        return FillLaunches(plans, device), True
-    plans = plan_fill(fields, described, sms)
-    return None if plans is None else FillLaunches(plans, device), False
+    for with_periodic in (True, False) if wraps else (False,):
+        plans = plan_fill(fields, described, sms, wraps=with_periodic)
+        if plans is not None:
+            return FillLaunches(plans, device), with_periodic
+    return None, False

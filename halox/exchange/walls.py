@@ -1,5 +1,7 @@
 """Channel of a plan that fills the halo at the walls of the grid, or adds it to the cells from which it was filled.
 
+`wall_operations` does both with NumPy or CuPy, `wall_launch` fills with one kernel launch on a GPU.
+
 An exchange fills the walls after all other channels have finished, since the fills read the halos that the neighbours
 have sent. An accumulation is the adjoint: it runs the adjoint of each fill, in reverse, before any halo is sent.
 """
@@ -8,19 +10,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from halox.decomposition import Boundary, FieldLayout, WallFill, Walls
+from halox.decomposition import Boundary, FieldLayout
 from halox.errors import FieldError
-from halox.exchange.host_walls import HostFills
-from halox.exchange.wall_slabs import Call, InPlace, Step, adjoint_steps, slab_steps
+from halox.exchange.wall_operations import (
+    ArrayOperation,
+    Call,
+    FieldWalls,
+    InPlace,
+    Step,
+    WallOperations,
+    view_in,
+)
 from halox.paths.base import Channel, Operation
-from halox.runtime.arrays import Array, Described, DType, HostArray
+from halox.runtime.arrays import Described, DType, HostArray
 from halox.runtime.casting import cast
 from halox.runtime.gpu.cuda import cupy
 
@@ -30,25 +35,6 @@ if TYPE_CHECKING:
     from halox.runtime.gpu.launch import PreparedLaunch
 
 _SIGNED, _NUMERIC = "ifc", "iufc"
-
-
-@dataclass(frozen=True)
-class FieldWalls:
-    """Walls of the field with this number in a plan."""
-
-    number: int
-    origin: tuple[int, ...]  # global index of the array's first point, per grid axis
-    walls: Walls
-    is_whole: bool = True  # not only the cells of one parity
-
-    def notes(self) -> list[str]:
-        """Return a sentence for each wall and boundary, for a report."""
-        fills = [fill.along for fill in self.walls.fills()]
-        sides = dict.fromkeys((one.axis, one.side, str(one.boundary)) for one in fills)
-        return [
-            f"wall of field {self.number}: the halo beyond the {side} side of axis {axis} has the boundary {boundary}"
-            for axis, side, boundary in sides
-        ]
 
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
@@ -116,27 +102,26 @@ class WallChannel(Channel):
         *,
         is_alone: bool = False,
     ) -> None:
-        self._walls, self._described, self._adds = walls, described, operation == "add"
-        self._guard = guard
-        self.needs_host = described[0].device is None
+        self._adds, self._device = operation == "add", described[0].device
+        self.needs_host = self._device is None
         self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
         self._launches: FillLaunches | None = None
         self.has_copies = False
-        if described[0].device is not None and not self._adds:
+        if self._device is not None and not self._adds:
             from halox.exchange.wall_launch import launches_of
 
-            fields = [(one.number, one.walls) for one in walls]
             self._launches, self.has_copies = launches_of(
-                fields,
+                [(one.number, one.walls) for one in walls],
                 described,
-                described[0].device,
+                self._device,
                 wraps=is_alone and all(one.is_whole for one in walls),
             )
-        self._layers: dict[int, HostFills] = {}  # by field
-        self._fills = {one.number: one.walls.fills() for one in walls}
-        if self._adds:
-            self._fills = {number: fills[::-1] for number, fills in self._fills.items()}
-        self._steps: list[Step] = []
+        # By the number of a field.
+        self._operations: list[tuple[int, list[ArrayOperation]]] = []
+        if self._launches is None:
+            for one in walls:
+                of_field = WallOperations(one, described[one.number], guard.call, adds=self._adds)
+                self._operations.append((one.number, of_field.all()))
         self.bind(
             self.views(
                 [one.memory if isinstance(one, HostArray) else one.pointer for one in arrays]
@@ -149,60 +134,17 @@ class WallChannel(Channel):
 
     def views(self, memories: Sequence[Any]) -> list[Step]:
         """Return the steps on other arrays."""
-        steps: list[Step] = []
         if self._launches is not None:
-            current_stream = cupy().cuda.get_current_stream
-            for launch, fills_halos in self._launches.on(memories):
-                call = partial if fills_halos else InPlace
-                steps.append(call(_launch, launch, current_stream))
-            return steps
-        for walls in self._walls:
-            described, memory = self._described[walls.number], memories[walls.number]
-            fills = self._fills[walls.number]
-            layers: HostFills | None = None
-            if described.device is None:
-                xp: ModuleType = np
-                start = self._origins[walls.number]
-                array = np.ndarray(
-                    described.shape, described.dtype, memory, start, described.strides
-                )
-                if fills and not self._adds:
-                    layers = self._layers_of(walls.number, array)
-            else:
-                from halox.runtime.gpu.memory import device_view
-
-                xp = cupy()
-                array = device_view(
-                    memory, described.shape, described.dtype, described.strides, described.device
-                )
-            signs: list[Step] = []
-            for box in walls.walls.negated:
-                view = array[box]
-                signs.append(InPlace(xp.subtract, -array.dtype.type(0), view, view))
-            steps += () if self._adds else signs
-            for number, fill in enumerate(fills):
-                if not array[fill.target].size:
-                    continue
-                if self._adds:
-                    steps += adjoint_steps(xp, array, fill)
-                elif layers is not None and layers.calls[number]:
-                    steps += layers.steps(number, memory, start)
-                else:
-                    steps += slab_steps(xp, array, fill, partial(self._call, walls, fill, xp))
-            steps += signs if self._adds else ()
+            stream = cupy().cuda.get_current_stream
+            return [
+                (partial if fills_halos else InPlace)(_launch, launch, stream)
+                for launch, fills_halos in self._launches.on(memories)
+            ]
+        steps: list[Step] = []
+        for number, operations in self._operations:
+            view = partial(view_in, memories[number], self._origins[number], device=self._device)
+            steps += [operation.step(view) for operation in operations]
         return steps
-
-    def _call(self, walls: FieldWalls, fill: WallFill, xp: ModuleType, target: Any) -> Step:
-        """Return the call of a user's function that fills a slab."""
-        along = fill.along
-        function, indices = along.boundary.function, _indices(xp, fill, walls)
-        assert function is not None
-        return Call(self._guard.call, function, target, along.axis, along.side, indices)
-
-    def _layers_of(self, number: int, array: Array) -> HostFills:
-        if number not in self._layers:
-            self._layers[number] = HostFills(array, self._fills[number])
-        return self._layers[number]
 
     def bind(self, views: list[Step]) -> None:
         """Use the arrays of these steps."""
@@ -233,14 +175,3 @@ class WallChannel(Channel):
 
 def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
-
-
-def _indices(xp: ModuleType, fill: WallFill, walls: FieldWalls) -> tuple[Any, ...]:
-    """Return the global indices of the cells that a fill writes, one array per grid axis; periodic axes wrap."""
-    first = fill.along.array_axis - fill.along.axis
-    per_axis = []
-    for axis, along in enumerate(walls.walls.axes):
-        cut = fill.target[first + axis]
-        indices = xp.arange(cut.start, cut.stop) + walls.origin[axis]
-        per_axis.append(indices % along.points if walls.walls.periodic[axis] else indices)
-    return tuple(xp.ix_(*per_axis))

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from halox.decomposition import FieldLayout, FieldSpec
-from halox.decomposition.fields import components_text
+from halox.decomposition.field_spec import components_text
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, HaloxError, MismatchError

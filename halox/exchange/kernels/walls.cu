@@ -5,12 +5,10 @@
 // side: a rule's value comes from the values of the rules before it. The values that the first of them reads are points
 // inside the walls, which no thread writes. So threads run in any order.
 //
-// strided_body.cu describes the table of regions, the index order, the launch shape and the bytes moved; a word is a
-// number, and each block has one chunk. The source of a region's points has the offsets of all rules. The extent of level
-// 0 is the number of the array. Instead of word_bytes and run_bytes a region has the codes of its rules in 16 bits each,
-// lowest bits first, 0 for no rule: the number of the rule, from 1, in 3 bits its kind, and in the lowest 3 bits the level
-// of its layers, NO_LEVEL for one layer. Blocks wait for each line of parameters that they read, so that the first chunks
-// are also beside each other, and most rules are not read.
+// A region is numbered as in strided_body.cu, which also describes the launch shape and the bytes moved; a word is a
+// number, and each block has one chunk. The source of a region's points has the offsets of all rules. Blocks wait for
+// each line of parameters that they read, so that the first chunks are also beside each other, a region has the kinds of
+// its rules, and most rules are not read.
 //
 // Compiled without fused multiply-adds, so that all values have the bits that NumPy computes on the host.
 //
@@ -37,6 +35,8 @@
 
 #include "strided_body.cu"
 #include "early.cu"
+
+typedef unsigned short u16;
 
 #if COMPLEX
 struct Number {
@@ -76,14 +76,40 @@ static __device__ __forceinline__ Number negative(Number a)
 }
 #endif
 
-enum Kind { CONSTANT, COPY, NEGATE, GRADIENT, EXTRAPOLATE, AROUND };
+enum Kind { NONE, CONSTANT, COPY, NEGATE, GRADIENT, EXTRAPOLATE, AROUND };
 
-// The fill across one side. A layer's distance from the layer at the wall is `depth` plus its number in the region.
+// The numbers of rules. A layer's distance from the layer at the wall is `depth` plus its number in the region.
 struct Rule {
     i64 inner;  // bytes from the layer at the wall to the layer after it
     double number[2];  // the bytes of a Number
     i64 depth;
 };
+
+// A rule of a region; kind NONE after the last one.
+struct Use {
+    u16 level : 3;  // the level of the layers across the wall; NO_LEVEL for one layer
+    u16 kind : 3;
+    u16 rule : 10;  // its numbers, for kinds that have any
+};
+
+struct __align__(16) WallRegion {
+    u64 source, target;
+    u32 words, first_chunk;
+    u16 array;
+    Use use[RULES < 4 ? 3 : 11];  // the levels begin at a multiple of 16 bytes
+    Level level[MAX_LEVELS];
+};
+
+#if TABLE_REGIONS
+struct WallTable {
+    WallRegion region[TABLE_REGIONS];
+};
+#else
+struct WallTable {
+    const WallRegion* region;
+    const u32* chunk_region;
+};
+#endif
 
 struct Fills {
 #if TABLE_REGIONS
@@ -98,7 +124,7 @@ struct Fills {
 };
 
 // Digit of a word at a level, 0 at NO_LEVEL.
-static __device__ __forceinline__ int digit_at(const Region& region, u32 level, u32 word)
+static __device__ __forceinline__ int digit_at(const WallRegion& region, u32 level, u32 word)
 {
     u32 found = 0;
 #pragma unroll
@@ -114,22 +140,17 @@ static __device__ __forceinline__ int digit_at(const Region& region, u32 level, 
 // IN_FLIGHT points of a region: the words `word`, `word + blockDim.x`, ... below `last`.
 struct Points {
     const Fills& fills;
-    const Region& region;
+    const WallRegion& region;
     u32 word, last;
 
-    __device__ __forceinline__ u32 code(int rule) const
-    {
-        return ((rule < 2 ? region.word_bytes : region.run_bytes) >> 16 * (rule & 1)) & 0xffff;
-    }
+    __device__ __forceinline__ const Rule& rule(int n) const { return fills.rule[region.use[n].rule]; }
 
-    __device__ __forceinline__ const Rule& rule(u32 code) const { return fills.rule[(code >> 6) - 1]; }
-
-    __device__ __forceinline__ Number number(u32 code) const { return *(const Number*)rule(code).number; }
+    __device__ __forceinline__ Number number(int n) const { return *(const Number*)rule(n).number; }
 
     // Distance of a point from the layer at the wall.
-    __device__ __forceinline__ int depth(u32 code, u32 i) const
+    __device__ __forceinline__ int depth(int n, u32 i) const
     {
-        return int(rule(code).depth) + digit_at(region, code & 7, word + i * blockDim.x);
+        return int(rule(n).depth) + digit_at(region, region.use[n].level, word + i * blockDim.x);
     }
 
     // The values of the points by the first `rules` rules, from their sources.
@@ -142,13 +163,14 @@ struct Points {
                 if (word + i * blockDim.x < last)
                     value[i] = *at_address<const Number>(source[i]);
         } else {
-            const u32 code = this->code(rules - 1), kind = code >> 3 & 7;
-            if (rules > 1 && !code) {
+            const int n = rules - 1;
+            const u32 kind = region.use[n].kind;
+            if (rules > 1 && kind == NONE) {
                 find<rules - 1>(source, value);
                 return;
             }
             if (kind == CONSTANT) {
-                const Number number = this->number(code);
+                const Number number = this->number(n);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = number;
@@ -160,25 +182,25 @@ struct Points {
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = negative(value[i]);
             } else if (kind == AROUND) {
-                const Number number = this->number(code);
+                const Number number = this->number(n);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = number - value[i];
             } else if (kind == GRADIENT) {
-                const Number number = this->number(code);
+                const Number number = this->number(n);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
-                    value[i] = value[i] + times(number, depth(code, i));
+                    value[i] = value[i] + times(number, depth(n, i));
             } else if (kind == EXTRAPOLATE) {
                 u64 place[IN_FLIGHT];
                 Number inner[IN_FLIGHT] = {};
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
-                    place[i] = source[i] + rule(code).inner;
+                    place[i] = source[i] + rule(n).inner;
                 find<rules - 1>(place, inner);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i) {
-                    const int distance = depth(code, i);
+                    const int distance = depth(n, i);
                     value[i] = value[i] + times(value[i] - inner[i], distance < 0 ? -distance : distance);
                 }
             }
@@ -186,7 +208,7 @@ struct Points {
     }
 };
 
-static __device__ __forceinline__ u32 region_at(const Fills& fills, const Table& table, u32 chunk)
+static __device__ __forceinline__ u32 region_at(const Fills& fills, const WallTable& table, u32 chunk)
 {
 #if TABLE_REGIONS
     (void)table;
@@ -202,13 +224,13 @@ static __device__ __forceinline__ u32 region_at(const Fills& fills, const Table&
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS) fill_walls(
-    const __grid_constant__ Fills fills, const __grid_constant__ Table table, u32 chunk_words)
+    const __grid_constant__ Fills fills, const __grid_constant__ WallTable table, u32 chunk_words)
 {
     wait_for_earlier();
-    const Region& region = table.region[region_at(fills, table, blockIdx.x)];
+    const WallRegion& region = table.region[region_at(fills, table, blockIdx.x)];
     const u32 first = (blockIdx.x - region.first_chunk) * chunk_words, left = region.words - first;
     const u32 last = first + (left < chunk_words ? left : chunk_words);
-    const u64 base = fills.pointers[ARRAYS > 1 ? region.level[0].extent : 0];
+    const u64 base = fills.pointers[ARRAYS > 1 ? region.array : 0];
     for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
         u64 source[IN_FLIGHT], target[IN_FLIGHT];
         Number value[IN_FLIGHT] = {};

@@ -83,10 +83,11 @@ struct Table {
 };
 #endif
 
-// Addresses on both sides of words `word`, `word + step`, ... of a region.
-template <u32 N>
+// Addresses on both sides of words `word`, `word + step`, ... of a region. `Place` is Region, or a struct with the same
+// source, target and level.
+template <u32 N, class Place>
 __device__ __forceinline__ void places(
-    const Region& region, u64 source_base, u64 target_base, u32 word, u32 step, u64 (&source)[N], u64 (&target)[N])
+    const Place& region, u64 source_base, u64 target_base, u32 word, u32 step, u64 (&source)[N], u64 (&target)[N])
 {
     u32 rest[N];
 #pragma unroll

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from halox.decomposition import FieldLayout
+from halox.decomposition import FieldLayout, exchange_regions
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
@@ -118,7 +118,9 @@ class StoreChannel(Channel):
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
-        regions = [region for region in layout.regions(corners) if region.send or region.recv]
+        regions = [
+            region for region in exchange_regions(layout, corners) if region.send or region.recv
+        ]
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
         self._cut = cut = slice(first, first + layout.spec.ndim)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition.connections import Connection
+from halox.decomposition.field_regions import exchange_regions, walls_of
 from halox.errors import DecompositionError
 from tests.oracle import Case, Field, divide
 from tests.strategies import folds
@@ -46,7 +47,7 @@ def test_two_periodic_cells() -> None:
             for layout in layouts(case, case.fields[0]):
                 field = np.zeros(layout.padded_shape)
                 field[layout.interior] = np.nan
-                for region in layout.regions():
+                for region in exchange_regions(layout):
                     if region.recv is not None and region.turn is None:
                         field[region.recv.slices] = 0
                 assert np.isnan(field[layout.interior]).all()
@@ -74,7 +75,7 @@ def test_the_widest_halo_has_images(side: str, place: str, pivot: Any) -> None:
             (layout,) = layouts(case, case.fields[0])
             field = np.full(layout.padded_shape, np.nan)
             field[layout.interior] = 1
-            move([layout], [field], [layout.regions()])
+            move([layout], [field], [exchange_regions(layout)])
             beyond = slice(halo, None) if side == "high" else slice(None, -halo)
             assert not np.isnan(field[beyond]).any()
 
@@ -134,9 +135,9 @@ def test_folds_of_nemo(pivot: Any, point: str) -> None:
         fields = [np.zeros(layout.padded_shape) for layout in ranks]
         for layout, field in zip(ranks, fields, strict=True):
             field[layout.interior] = whole[layout.owned]
-        move(ranks, fields, [layout.regions() for layout in ranks])
+        move(ranks, fields, [exchange_regions(layout) for layout in ranks])
         for layout, field in zip(ranks, fields, strict=True):
-            for box in layout.walls().negated:
+            for box in walls_of(layout).negated:
                 field[box] *= -1
         expected = nemo_fold(np.pad(whole, 1), point, pivot, -1)
         for layout, field in zip(ranks, fields, strict=True):

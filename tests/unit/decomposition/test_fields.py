@@ -25,7 +25,7 @@ from halox.decomposition import (
     infer_spec,
     place,
 )
-from halox.decomposition.fields import Region
+from halox.decomposition.field_regions import Region, check_widths, exchange_regions, exchange_slabs
 from halox.errors import DecompositionError, FieldError
 from tests.oracle import Case, Field
 from tests.strategies import cells
@@ -50,7 +50,7 @@ def in_stages(ranks: list[FieldLayout]) -> list[list[Regions]]:
     """Split each rank's slabs into stages: copies within the rank, axis by axis, then messages between ranks."""
     stages: list[list[Regions]] = [[] for _ in range(ranks[0].decomposition.ndim + 1)]
     for layout in ranks:
-        slabs, order = layout.slabs(), []
+        slabs, order = exchange_slabs(layout), []
         for region in slabs:
             across = [axis for axis, side in enumerate(region.direction) if side]
             order.append(across[0] if region.peer == layout.rank else len(stages) - 1)
@@ -66,7 +66,7 @@ def check_all(case: Case) -> None:
     ranks = layouts(case, case.fields[0])
     times_owned = np.zeros(ranks[0].global_shape, int)
     for layout in ranks:
-        layout.check_widths()
+        check_widths(layout)
         times_owned[(slice(None),) * len(case.fields[0].before) + layout.owned] += 1
     assert (times_owned == 1).all()
     whole = replace(case, corners=True)
@@ -95,7 +95,7 @@ def test_slabs_are_few(
     ndim = len(procs)
     domain = decompose((8,) * ndim, int(np.prod(procs)), periodic=periodic, proc_shape=procs)
     layout = FieldLayout(domain, 0, FieldSpec(((1, 1),) * ndim))
-    assert len(layout.slabs()) == pieces
+    assert len(exchange_slabs(layout)) == pieces
 
 
 def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def test_layout_of_a_field_worked_by_hand() -> None:
     assert layout.interior == (slice(None), slice(1, 6), slice(2, 6), slice(None))
     assert layout.owned == (slice(5, 10), slice(0, 4))
     assert layout.global_shape == (4, 10, 9, 3)
-    regions = {region.direction: region for region in layout.regions()}
+    regions = {region.direction: region for region in exchange_regions(layout)}
     # Axis 1 is not periodic, so that no neighbour is below.
     assert list(regions) == [(-1, 0), (-1, 1), (0, 1), (1, 0), (1, 1)]
     assert regions[0, 1].peer == 3
@@ -166,11 +166,13 @@ def test_regions_follow_the_neighbours_even_where_nothing_moves() -> None:
     domain = decompose((6, 6), 4, periodic=True)
     layout = FieldLayout(domain, 0, FieldSpec(((0, 0), (1, 0))))
     for corners in (True, False):
-        regions = layout.regions(corners)
+        regions = exchange_regions(layout, corners)
         assert [(r.direction, r.peer) for r in regions] == [
             (n.direction, n.rank) for n in domain.neighbours(0, corners)
         ]
-    moved = {r.direction: (r.send is not None, r.recv is not None) for r in layout.regions()}
+    moved = {
+        r.direction: (r.send is not None, r.recv is not None) for r in exchange_regions(layout)
+    }
     assert moved[(0, -1)] == (False, True) and moved[(0, 1)] == (True, False)
     assert moved[(1, 0)] == moved[(1, 1)] == (False, False)
 

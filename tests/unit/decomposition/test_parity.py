@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition import AxisPartition, FieldLayout, FieldSpec, decompose
+from halox.decomposition.field_regions import exchange_regions
 from halox.decomposition.parity import parity_boxes
 from halox.errors import DecompositionError
 from tests.support import trials
@@ -74,7 +75,7 @@ def test_the_face_of_the_documentation() -> None:
     domain = decompose((4, 8), 1, periodic=True, checkerboard=True)
     layout = FieldLayout(domain, 0, FieldSpec(((0, 0), (3, 3)), parity="even"))
     assert layout.padded_shape == (4, 8)
-    low = [region for region in layout.regions() if region.direction == (0, -1)]
+    low = [region for region in exchange_regions(layout) if region.direction == (0, -1)]
     boxes = [region.recv for region in low]
     assert [box.slices for box in boxes if box is not None] == [
         (slice(0, 4, 1), slice(1, 2, 1)),

@@ -13,6 +13,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition import FieldLayout, decompose
+from halox.decomposition.field_regions import check_widths, exchange_regions
 from halox.errors import DecompositionError
 from tests.oracle import Case, Field
 from tests.strategies import cells, checkerboards
@@ -68,7 +69,7 @@ def test_the_wide_listing_of_ordinary_halos_has_the_ordinary_regions(case: Case)
         other.__dict__["is_wide"] = True
         for corners in (True, False):
             ordinary, listed = (
-                [region for region in one.regions(corners) if region.send or region.recv]
+                [region for region in exchange_regions(one, corners) if region.send or region.recv]
                 for one in (layout, other)
             )
             assert listed == ordinary
@@ -77,7 +78,7 @@ def test_the_wide_listing_of_ordinary_halos_has_the_ordinary_regions(case: Case)
 def test_regions_worked_by_hand() -> None:
     """Blocks of 2, 1 and 3 cells, with 4 halo cells on both sides, as drawn in `halox.decomposition.wide`."""
     middle = layouts_of(((2, 1, 3),), (True,), ((4, 4),))[1]
-    received = {r.direction[0]: (r.peer, r.recv) for r in middle.regions() if r.recv}
+    received = {r.direction[0]: (r.peer, r.recv) for r in exchange_regions(middle) if r.recv}
     assert {d: (peer, box.starts[0], box.subsizes[0]) for d, (peer, box) in received.items()} == {
         -2: (2, 0, 2),
         -1: (0, 2, 2),
@@ -85,14 +86,14 @@ def test_regions_worked_by_hand() -> None:
         2: (0, 8, 1),
     }
     # Its single cell goes twice to each of the other ranks, once for each side of their halos.
-    sent = [(r.peer, r.send) for r in middle.regions() if r.send]
+    sent = [(r.peer, r.send) for r in exchange_regions(middle) if r.send]
     assert Counter(peer for peer, _ in sent) == {0: 2, 2: 2}
     assert {box.starts + box.subsizes for _, box in sent} == {(4, 1)}
 
 
 def test_a_halo_of_one_period_has_a_message_to_each_rank_on_both_sides() -> None:
     for layout in layouts(ONE_CELL_BLOCKS, ONE_CELL_BLOCKS.fields[0]):
-        regions = layout.regions()
+        regions = exchange_regions(layout)
         assert len(regions) == 16
         assert Counter(r.peer for r in regions) == dict.fromkeys(range(8), 2)
 
@@ -107,7 +108,7 @@ def test_only_the_halos_that_an_exchange_fills_make_a_layout_wide() -> None:
 def test_a_halo_wider_than_a_periodic_axis_is_an_error() -> None:
     for layout in layouts_of(((2, 2), (5, 1)), (False, True), ((5, 5), (1, 7))):
         with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
-            layout.check_widths()
+            check_widths(layout)
     with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
         decompose((4, 6), 2, halo=(5, (1, 7)), periodic=(False, True))
     assert decompose((4, 6), 2, halo=(5, (1, 6)), periodic=(False, True)).ranks == 2

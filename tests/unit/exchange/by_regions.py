@@ -10,7 +10,7 @@ import numpy as np
 
 from halox.decomposition import AxisPartition, Decomposition, FieldLayout, FieldSpec, Placement
 from halox.decomposition.connections import normalise_connect
-from halox.decomposition.fields import Region
+from halox.decomposition.field_regions import Region, check_widths, exchange_regions, walls_of
 from halox.domain.options import field_spec
 from tests.oracle import Case, Field, expected, same_values, whole_values
 
@@ -69,17 +69,19 @@ def check(case: Case, moves: Moves | None = None) -> None:
         arrays = [one.before.copy() for one in wanted]
         first = (slice(None),) * len(f.before)
         for layout, array, one in zip(ranks, arrays, wanted, strict=True):
-            layout.check_widths()
+            check_widths(layout)
             assert layout.padded_shape == array.shape
             assert f.parity or layout.global_shape == whole.shape
             owned = np.zeros(array.shape, bool)
             owned[layout.interior] = True
             assert np.array_equal(owned, one.owned)
             assert f.parity or np.array_equal(array[layout.interior], whole[first + layout.owned])
-        for stage in moves(ranks) if moves else [[one.regions(case.corners) for one in ranks]]:
+        for stage in (
+            moves(ranks) if moves else [[exchange_regions(one, case.corners) for one in ranks]]
+        ):
             move(ranks, arrays, stage)
         for layout, array, one in zip(ranks, arrays, wanted, strict=True):
             if case.connect:
-                for box in layout.walls(case.corners).negated:
+                for box in walls_of(layout, case.corners).negated:
                     array[box] *= -1
             assert same_values(array, one.after), (case, layout.rank)

@@ -11,6 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_halo
+from halox.decomposition.field_regions import exchange_regions
 from halox.errors import FieldError
 from halox.exchange.loops import Loops
 from halox.exchange.regions import (
@@ -49,7 +50,7 @@ def counts(layout: FieldLayout, regions: tuple[Cells, ...]) -> np.ndarray:
 def near_filled(layout: FieldLayout, width: int) -> np.ndarray:
     """Mark the elements whose stencil of a width reads halo that the exchange fills, cell by cell."""
     marked = np.zeros(layout.padded_shape, bool)
-    for region in layout.regions():
+    for region in exchange_regions(layout):
         if region.recv is not None:
             marked[region.recv.slices] = True
     before, ndim = len(layout.spec.components_before), layout.spec.ndim

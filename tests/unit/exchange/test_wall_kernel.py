@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_boundary
 from halox.decomposition.connections import Connection, normalise_connect
+from halox.decomposition.field_regions import exchange_regions, walls_of
 from halox.domain.options import field_spec
 from halox.exchange import wall_launch
 from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
-from halox.packing.strided_plan import region_dtype
+from halox.exchange.wall_operations import FieldWalls, WallOperations, view_in
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.fakes.cpu_kernels import SHIM, aligned, shared_library
@@ -42,10 +43,11 @@ def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
 extern "C" void run(unsigned grid, unsigned block, int backwards, const void* fills, const void* table,
                     unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const Table*)table, chunk_words);
+    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const WallTable*)table, chunk_words);
 }}
 extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), INLINE_RULES, NO_LEVEL, __builtin_offsetof(Rule, number),
-    __builtin_offsetof(Rule, depth), sizeof(Fills) + sizeof(Table) + sizeof(u32)}}; }}
+    __builtin_offsetof(Rule, depth), sizeof(WallRegion), __builtin_offsetof(WallRegion, use),
+    __builtin_offsetof(WallRegion, level), sizeof(Fills) + sizeof(WallTable) + sizeof(u32)}}; }}
 """,
         "-ffp-contract=off",  # as on a GPU
     )
@@ -77,17 +79,23 @@ def test_the_table_is_that_of_the_kernel() -> None:
     """The parameters of a launch have 4 KiB on every GPU."""
     rule = wall_launch.RULE
     assert rule.fields is not None
-    for levels in (1, 2, 3):
-        inline = wall_launch._INLINE_BYTES // region_dtype(levels).itemsize
-        defines = (("TABLE_REGIONS", inline), ("MAX_LEVELS", levels), ("ARRAYS", MOST_ARRAYS))
-        sizes = library(tuple((name, str(value)) for name, value in defines))
-        *numbers, parameters = (ctypes.c_ulong * 6).in_dll(sizes, "sizes")
+    for levels, rules in ((1, 3), (2, 3), (3, 3), (5, 4)):
+        region = wall_launch.wall_region_dtype(levels, wall_launch.USES[rules])
+        assert region.fields is not None
+        inline = wall_launch._INLINE_BYTES // region.itemsize
+        defines = {"TABLE_REGIONS": inline, "MAX_LEVELS": levels, "RULES": rules}
+        defines |= {"ARRAYS": MOST_ARRAYS}
+        sizes = library(tuple((name, str(value)) for name, value in defines.items()))
+        *numbers, parameters = (ctypes.c_ulong * 9).in_dll(sizes, "sizes")
         assert numbers == [
             rule.itemsize,
             wall_launch.INLINE_RULES,
             wall_launch.NO_LEVEL,
             rule.fields["number"][1],
             rule.fields["depth"][1],
+            region.itemsize,
+            region.fields["use"][1],
+            region.fields["level"][1],
         ]
         assert parameters <= 4096
 
@@ -110,21 +118,21 @@ def test_random_fields(case: Case, backwards: bool, order: Any) -> None:
     """
     f = case.fields[0]
     for layout in layouts(case, f):
-        coords, walls_of = layout.decomposition.coords_of(layout.rank), layout.walls()
+        coords, found = layout.decomposition.coords_of(layout.rank), walls_of(layout)
         fields, right = [], []
         for number in range(2):
             one = expected(case, f, coords, whole_values(case, f, number)).after
             right.append(np.asarray(one, order=order))
             fields.append(right[-1].copy(order="K"))
-            for region in walls_of.regions():
+            for region in found.regions():
                 fields[-1][region.box] = UNTOUCHED
-        plans = plan_fill([(0, walls_of), (1, walls_of)], [describe(u) for u in fields], SMS)
-        has_phase = any(fill.along.boundary.kind == "phase" for fill in walls_of.fills())
+        plans = plan_fill([(0, found), (1, found)], [describe(u) for u in fields], SMS)
+        has_phase = any(fill.along.boundary.kind == "phase" for fill in found.fills())
         written = np.zeros((2, *layout.padded_shape), int)
-        for region in walls_of.regions():
+        for region in found.regions():
             written[0][region.box] += 1
-        for fill in walls_of.fills():
-            written[1][fill.target] = 1
+        for fill in found.fills():
+            written[1][fill.box] = 1
         assert has_phase or np.array_equal(*written)
         if plans is None:
             assert has_phase or any(f.staggered)
@@ -149,7 +157,7 @@ def test_periodic_axes_in_the_same_launch(case: Case, backwards: bool) -> None:
     (layout,) = layouts(case, f)
     one = expected(case, f, (0,) * len(case.shape), whole_values(case, f, 0))
     u = one.before.copy()
-    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS, wraps=True)
     assert plans is not None
     for plan in plans:
         run(plan, [u], backwards=backwards)
@@ -172,9 +180,9 @@ def test_the_launch_fills_the_cells_of_all_messages(
     filled, received = np.zeros((2, *layout.padded_shape), int)
     beyond = np.ones(layout.padded_shape, bool)
     beyond[(slice(None),) * len(f.before) + layout.within_walls] = False
-    for box, _ in layout.walls(corners).regions(wraps=True):
+    for box, _ in walls_of(layout, corners).regions(wraps=True):
         filled[box] += 1
-    for region in layout.regions(corners):
+    for region in exchange_regions(layout, corners):
         if region.recv is not None:
             received[region.recv.slices] += 1
     assert filled.max(initial=0) <= 1 and received.max(initial=0) <= 1
@@ -189,8 +197,29 @@ def test_layers_of_the_halo_as_sources_are_declined() -> None:
     spec = FieldSpec(((2, 2), (1, 1)), staggered=(True, False), boundary=boundary)
     layout = FieldLayout(grid, 0, spec)
     u = np.zeros(layout.padded_shape)
-    assert plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True) is None
-    assert plan_fill([(0, layout.walls())], [describe(u)], SMS) is not None
+    assert plan_fill([(0, walls_of(layout))], [describe(u)], SMS, wraps=True) is None
+    assert plan_fill([(0, walls_of(layout))], [describe(u)], SMS) is not None
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 3), (3, 1)])
+def test_mirrors_deeper_than_the_block(mode: Any, shape: tuple[int, int]) -> None:
+    """Several reflections, as `numpy.pad` has them, by the kernel and on the host."""
+    spec = FieldSpec(((7, 6),) * 2, boundary=normalise_boundary(mode, (False, False)))
+    layout = FieldLayout(decompose(shape, 1), 0, spec)
+    inner = np.random.default_rng(1).random(shape)
+    u = np.zeros(layout.padded_shape)
+    u[layout.interior] = inner
+    v, right = u.copy(), np.pad(inner, ((7, 6),) * 2, mode=mode)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
+    assert plans is not None
+    for plan in plans:
+        run(plan, [u])
+    field_walls = FieldWalls(0, layout.origin, walls_of(layout))
+    view = partial(view_in, v.ravel().view("u1").data, 0, device=None)
+    for operation in WallOperations(field_walls, describe(v), print, adds=False).all():
+        operation.step(view)()
+    assert np.array_equal(u, right) and np.array_equal(v, right)
 
 
 def test_each_component_is_checked() -> None:
@@ -202,7 +231,7 @@ def test_each_component_is_checked() -> None:
         spec = FieldSpec(((2, 2), (0, 0)), (2,), (), (True, False), boundary=boundary)
         layout = FieldLayout(grid, 0, spec)
         u = np.zeros(layout.padded_shape)
-        plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+        plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
         assert (plans is None) == (sets in sides)
 
 
@@ -215,7 +244,7 @@ def test_a_field_with_all_kinds_of_boundaries_needs_one_launch() -> None:
     )
     spec = FieldSpec(((2, 2),) * 3, boundary=normalise_boundary(sides, (False,) * 3))
     layout = FieldLayout(grid, 0, spec)
-    plans = plan_fill([(0, layout.walls())], [describe(np.zeros(layout.padded_shape))], SMS)
+    plans = plan_fill([(0, walls_of(layout))], [describe(np.zeros(layout.padded_shape))], SMS)
     assert plans is not None and len(plans) == 1
 
 
@@ -241,7 +270,7 @@ def test_signs_of_connections(sign: Any, dtype: str) -> None:
     changes[: 2 if sign == -1 else 1, 7, second, 2:6] = -1
     expected = u * changes
     expected[..., 1::-1], expected[..., 6:] = -expected[..., 2:4], -expected[..., 5:3:-1]
-    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+    plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
     assert plans is not None and len(plans) == 2
     for plan in plans:
         run(plan, [u], backwards=True)
@@ -257,8 +286,13 @@ def test_other_element_types() -> None:
         spec = FieldSpec(((1, 1),) * 2, boundary=normalise_boundary(boundary, (False, False)))
         layout = FieldLayout(grid, 0, spec)
         u = np.zeros(layout.padded_shape, dtype)
-        return plan_fill([(0, layout.walls())], [describe(u)], SMS), u
+        return plan_fill([(0, walls_of(layout))], [describe(u)], SMS), u
 
+    for dtype in ("u1", "u2", "i8"):
+        found, u = plans(("edge", ("gradient", 3)), dtype)
+        u[1:-1, 1:-1] = 1
+        run(found[0], [u])
+        assert np.all(u == np.array([-2, 1, 1, 1, 1, 1, 1, 4]).astype(dtype)), dtype
     for dtype in ("u1", "u8", "b1", "i2", "c8"):
         found, u = plans(("symmetric", ("constant", 1)), dtype)
         u[1:-1, 1:-1] = (np.arange(30) % 2).reshape(5, 6).astype(dtype)

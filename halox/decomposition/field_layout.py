@@ -1,0 +1,317 @@
+"""Positions of a field's points in the array of one rank and in the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from halox.decomposition.axis_layout import AxisLayout
+from halox.decomposition.boundaries import SIDES
+from halox.decomposition.domain import Decomposition
+from halox.decomposition.field_spec import FieldSpec, ways_to_declare
+from halox.decomposition.normalise import Halo
+from halox.decomposition.parity import PARITIES, check_checkerboard
+from halox.errors import DecompositionError, FieldError
+from halox.tables import html_facts
+from halox.values import as_int, shown
+
+
+@dataclass(frozen=True, eq=False)
+class FieldLayout:
+    """Positions of a field's points in the array of one rank and in the grid; `halox.Grid.layout` returns it.
+
+    A grid has one object for equal properties, which is compared by identity.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+        The grid and its ranks.
+    rank : int
+        The array's rank.
+    spec : FieldSpec
+        Properties of the field; the same on all ranks.
+
+    Raises
+    ------
+    DecompositionError
+        If ``spec`` is for another number of grid axes, or ``rank`` is out of range. For a field of one parity, also if
+        an extent is odd, or a block along the last axis begins at an odd cell.
+
+    Examples
+    --------
+    >>> from halox.decomposition import decompose
+    >>> domain = decompose((10, 8), 4, periodic=True, proc_shape=(2, 2))
+    >>> layout = FieldLayout(domain, 1, FieldSpec(((1, 1), (2, 0)), components_after=(3,)))
+    >>> layout.padded_shape, layout.origin
+    ((7, 6, 3), (-1, 2))
+    >>> layout.owned
+    (slice(0, 5, None), slice(4, 8, None))
+    >>> layout.interior
+    (slice(1, 6, None), slice(2, 6, None), slice(None, None, None))
+    """
+
+    decomposition: Decomposition
+    rank: int
+    spec: FieldSpec
+
+    def __post_init__(self) -> None:
+        """Check the number of axes, the rank and, for a field of one parity, the cuts of the grid."""
+        if self.spec.ndim != self.decomposition.ndim:
+            raise DecompositionError(
+                f"spec: expected halo widths for {self.decomposition.ndim} grid axes "
+                f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
+            )
+        self.decomposition.coords_of(self.rank)
+        if self.spec.parity is not None:
+            check_checkerboard(self.decomposition.axes)
+
+    def __repr__(self) -> str:
+        """Return text with the shape of the rank's array and the properties of its axes."""
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"<halox field layout: {facts}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        return html_facts("halox field layout", self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        spec = self.spec
+        facts: dict[str, object] = {
+            "rank": self.rank,
+            "padded shape": self.padded_shape,
+            "halo": spec.halo,
+            "owned": ", ".join(f"{cut.start}:{cut.stop}" for cut in self.owned),
+        }
+        for name, components in (
+            ("components before", spec.components_before),
+            ("components after", spec.components_after),
+        ):
+            if components:
+                facts[name] = components
+        if any(spec.staggered):
+            facts["staggered"] = spec.staggered
+        if spec.parity is not None:
+            facts["parity"] = f"{spec.parity}, last axis in pairs"
+        if spec.offsets:
+            facts["offsets"] = spec.offsets
+        return facts
+
+    @cached_property
+    def cells(self) -> tuple[AxisLayout, ...]:
+        """Grid axes of the array, in cells even for a field of one parity."""
+        coords = self.decomposition.coords_of(self.rank)
+        return tuple(self.along(axis, part) for axis, part in enumerate(coords))
+
+    def along(self, axis: int, part: int) -> AxisLayout:
+        """Return a grid axis of the array of a part along it, in cells."""
+        spec, partition = self.spec, self.decomposition.axes[axis]
+        return AxisLayout.of(partition, part, spec.halo[axis], spec.staggered[axis], spec.offsets)
+
+    @cached_property
+    def _axes(self) -> tuple[AxisLayout, ...]:
+        """Grid axes of the array as stored; for one parity the last axis is in pairs."""
+        *others, last = self.cells
+        return (*others, last if self.spec.parity is None else last.in_pairs())
+
+    @cached_property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Shape of the rank's array, with halo and component axes."""
+        return self._with_components(tuple(axis.stored for axis in self._axes))
+
+    @cached_property
+    def is_flat_somewhere(self) -> bool:
+        """Whether a grid axis of the array has one point on some ranks, and more points on other ranks.
+
+        On ranks with one point, arrays in C and in Fortran order may have the same strides. On ranks with more points
+        the strides differ.
+        """
+        spec, axes = self.spec, self.decomposition.axes
+        for index, (axis, halo, staggered) in enumerate(
+            zip(axes, spec.halo, spec.staggered, strict=True)
+        ):
+            of_parts = (
+                AxisLayout.of(axis, part, halo, staggered, spec.offsets)
+                for part in range(axis.parts)
+            )
+            in_pairs = spec.parity is not None and index == len(axes) - 1
+            stored = {(along.in_pairs() if in_pairs else along).stored for along in of_parts}
+            if 1 in stored and len(stored) > 1:
+                return True
+        return False
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether an exchange fills a halo that is wider than a neighbour's block, on any rank."""
+        spec, most = self.spec, max(self.spec.offsets, default=None)
+        per_axis = zip(self.decomposition.axes, spec.halo, spec.staggered, strict=True)
+        return any(
+            limit is not None and (width if most is None else min(width, most)) > limit
+            for axis, halo, staggered in per_axis
+            for width, limit in zip(halo, axis.width_limits(staggered), strict=True)
+        )
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Global index of the array's first point, per grid axis; negative in a low halo.
+
+        Along the last axis of a field of one parity, `origin` and `owned` count pairs of cells.
+        """
+        return tuple(axis.start - axis.low for axis in self._axes)
+
+    @cached_property
+    def interior(self) -> tuple[slice, ...]:
+        """Index of the owned points in the array, with the whole component axes."""
+        grid = tuple(slice(axis.low, axis.low + axis.points) for axis in self._axes)
+        before, after = self.spec.components_before, self.spec.components_after
+        return (slice(None),) * len(before) + grid + (slice(None),) * len(after)
+
+    @property
+    def owned(self) -> tuple[slice, ...]:
+        """Global index of the owned points, per grid axis."""
+        return tuple(slice(axis.start, axis.start + axis.points) for axis in self._axes)
+
+    @cached_property
+    def owned_of_ranks(self) -> tuple[tuple[slice, ...], ...]:
+        """`owned` of every rank."""
+        ranks = range(self.decomposition.ranks)
+        return tuple(FieldLayout(self.decomposition, rank, self.spec).owned for rank in ranks)
+
+    @property
+    def stored(self) -> tuple[slice, ...]:
+        """Global index of the array's points, halo included, per grid axis."""
+        return tuple(
+            slice(axis.start - axis.low, axis.start + axis.points + axis.high)
+            for axis in self._axes
+        )
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the whole field, component axes included; for one parity the last grid axis counts pairs."""
+        axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
+        *others, last = [axis.points(staggered) for axis, staggered in axes]
+        return self._with_components((*others, last if self.spec.parity is None else last // 2))
+
+    @cached_property
+    def within_grid(self) -> list[tuple[AxisLayout, tuple[bool, bool]]]:
+        """`AxisLayout.within_grid` of each grid axis."""
+        per_axis = zip(self.cells, self.decomposition.axes, self.spec.staggered, strict=True)
+        return [along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis]
+
+    @property
+    def within_walls(self) -> tuple[slice, ...]:
+        """Index of the array's points that are not beyond a wall, per grid axis, in cells."""
+        return tuple(
+            slice(None) if periodic else slice(axis.low, axis.low + axis.points)
+            for (axis, _), periodic in zip(
+                self.within_grid, self.decomposition.periodic, strict=True
+            )
+        )
+
+    @cached_property
+    def at_wall(self) -> tuple[tuple[bool, bool], ...]:
+        """Per grid axis, whether the rank's block is the first and the last one, along periodic axes, too."""
+        decomposition = self.decomposition
+        coords = decomposition.coords_of(self.rank)
+        return tuple(
+            (at == 0, at == axis.parts - 1)
+            for at, axis in zip(coords, decomposition.axes, strict=True)
+        )
+
+    def indices(self, xp: Any, *, halo: bool) -> tuple[Any, ...]:
+        """Return the global indices of the owned or stored points, as `halox.Grid.indices` describes them."""
+        cuts = self.stored if halo else self.owned
+        *others, last = xp.ix_(*(xp.arange(cut.start, cut.stop) for cut in cuts))
+        if self.spec.parity is not None:
+            last = 2 * last + (sum(others) + PARITIES.index(self.spec.parity)) % 2
+        return (*others, last)
+
+    def is_at_wall(self, axis: int, side: str) -> bool:
+        """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.
+
+        Raises `FieldError` if there is no such axis or side.
+        """
+        ndim, number = self.spec.ndim, as_int(axis)
+        if number is None or not -ndim <= number < ndim:
+            raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
+        if side not in SIDES:
+            raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
+        wall = number % ndim, SIDES.index(side)
+        is_open = self.decomposition.periodic[number] or wall in self.decomposition.joined_sides
+        return not is_open and self.at_wall[wall[0]][wall[1]]
+
+    def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
+        """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
+        is_there = self.is_at_wall(axis, side)
+        index = [slice(None)] * len(self.padded_shape) if halo else list(self.interior)
+        place = len(self.spec.components_before) + axis % self.spec.ndim
+        owned, number = self.interior[place], as_int(depth)
+        extent = owned.stop - owned.start
+        if number is None or number < 0 or (is_there and number > extent):
+            raise FieldError(f"depth must be an int from 0 to {extent}, got {shown(depth)}")
+        if not is_there:
+            index[place] = slice(owned.start, owned.start)
+        elif side == "low":
+            index[place] = slice(0 if halo else owned.start, owned.start + number)
+        else:
+            index[place] = slice(owned.stop - number, None if halo else owned.stop)
+        return tuple(index)
+
+    def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        return self.spec.components_before + grid + self.spec.components_after
+
+
+def infer_spec(
+    decomposition: Decomposition, rank: int, shape: Sequence[int], halo: Halo
+) -> FieldSpec:
+    """Infer from an array's shape which of its axes are grid axes.
+
+    An array may have component axes before or after the grid axes. The result is never staggered; otherwise
+    an array of a wrong shape could pass for a staggered field. Raises `FieldError`, with the expected shape,
+    unless exactly one choice of the grid axes fits. If the ranks have blocks of different sizes, one rank
+    alone may raise, or the ranks may infer different axes. A caller must compare the results of all ranks
+    before it continues collectively.
+
+    Examples
+    --------
+    >>> from halox.decomposition import decompose
+    >>> domain = decompose((10, 8), 1)
+    >>> infer_spec(domain, 0, (12, 10, 3), ((1, 1), (1, 1))).components_after
+    (3,)
+    """
+    shape = tuple(shape)
+    plain = FieldLayout(decomposition, rank, FieldSpec(halo)).padded_shape
+    readings = []
+    for first in range(len(shape) - len(plain) + 1):
+        behind = first + len(plain)
+        before, grid, after = shape[:first], shape[first:behind], shape[behind:]
+        if grid == plain and min(before + after, default=1) >= 1:
+            readings.append(FieldSpec(halo, before, after))
+    if len(readings) == 1:
+        return readings[0]
+    expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
+    if readings:
+        raise FieldError(
+            f"array: shape {shape} can be read in {len(readings)} ways ({expected}); tell which with "
+            f"{ways_to_declare(readings, halo)}"
+        )
+    problem = (
+        f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind"
+    )
+    own = decomposition.rank_shape(rank)
+    bare = tuple((0, 0) for _ in own)
+    without = [
+        FieldSpec(bare, shape[:first], shape[first + len(own) :])
+        for first in range(len(shape) - len(own) + 1)
+        if shape[first : first + len(own)] == own and 0 not in shape
+    ]
+    if without:
+        raise FieldError(
+            f"{problem}; these are the rank's cells without their halo: give the field itself, no slice of it and "
+            f"not grid.interior(field), or tell with {ways_to_declare(without, halo)} if it has none"
+        )
+    raise FieldError(
+        f"{problem}; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
+        "staggered=..., halo=...) if it is staggered or has another halo"
+    )
