@@ -1043,7 +1043,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     # Whole arrays and checkpoints
 
     @single_threaded
-    def gather(self, field: FieldLike, root: int = 0) -> Array | None:
+    def gather(
+        self, field: FieldLike, root: int = 0, *, region: Sequence[slice] | None = None
+    ) -> Array | None:
         """Collect the owned cells of all ranks on one rank.
 
         Parameters
@@ -1052,19 +1054,22 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             A field with the same dtype and layout on all ranks.
         root : int
             The rank that gets the cells; the same on all ranks.
+        region : sequence of slice, optional
+            The part to collect: a slice of global indices per grid axis, with any positive step. Only ranks that own
+            some of it send cells. By default the whole field.
 
         Returns
         -------
         numpy.ndarray or None
-            The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
-            with half the cells along the last grid axis.
+            The whole field, or the region of it, in host memory, on rank ``root``; None on other ranks. A field of one
+            parity stays compact, with half the cells along the last grid axis.
 
         Raises
         ------
         FieldError
-            If the array does not fit the grid, or ``root`` is not a rank.
+            If the array does not fit the grid, ``root`` is not a rank, or ``region`` is malformed or has no point.
         MismatchError
-            If dtypes, layouts or roots differ between ranks.
+            If dtypes, layouts, roots or regions differ between ranks.
         HaloxError
             Also if rank ``root`` has too little memory for the whole field.
         ExchangeTimeoutError
@@ -1074,15 +1079,30 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -----
         Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
         cells are not contiguous, and memory for all of their cells if the field is on a GPU.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((8, 6), device="cpu") as grid:
+        ...     plane = grid.gather(grid.ones(), region=(slice(4, 5), slice(None, None, 2)))
+        ...     plane.shape if grid.rank == 0 else (1, 3)
+        (1, 3)
         """
-        from halox.gathering.gather import gather
+        from halox.gathering.gather_scatter import gather
 
         self._world.begin("gather")
-        return gather(self.domain, field, root)
+        return gather(self.domain, field, root, region)
 
     @single_threaded
     def scatter(
-        self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
+        self,
+        /,
+        whole: object,
+        root: int = 0,
+        *,
+        out: Any = None,
+        region: Sequence[slice] | None = None,
+        **layout: Unpack[FieldOptions],
     ) -> FieldArray:
         """Distribute a whole array of one rank: the inverse of `gather`.
 
@@ -1095,6 +1115,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             The rank that has the whole array; the same on all ranks.
         out : array, optional
             A field of the grid to fill; given on all ranks or on no rank. By default a new field is made.
+        region : sequence of slice, optional
+            The part of ``out`` to fill, as in `gather`; ``whole`` then has the cells of the region alone.
         **layout
             Layout options of a new field, see `zeros`. Without options, component axes are inferred from the array's
             shape.
@@ -1108,9 +1130,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ------
         FieldError
             If ``root`` is not a rank; if its array is missing or has another shape; if ``out`` is not a field of the
-            grid, is read-only, or is given together with layout options.
+            grid, is read-only, or is given together with layout options; if ``region`` is malformed, has no point, or
+            is given without ``out``.
         MismatchError
-            If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
+            If roots, layouts or regions differ between ranks, or ``out`` has another dtype than the array.
         ExchangeTimeoutError
             If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the scatter.
 
@@ -1127,10 +1150,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ...     grid.sum(u)
         np.float64(276.0)
         """
-        from halox.gathering.scatter import scatter
+        from halox.gathering.gather_scatter import scatter
 
         self._world.begin("scatter")
-        made: FieldArray = scatter(self.domain, whole, root, out, layout)
+        made: FieldArray = scatter(self.domain, whole, root, out, layout, region)
         return made
 
     def save(
