@@ -174,9 +174,14 @@ class FieldSpec:
         return signs.get(component, signs.get((), 1)) < 0
 
     @cached_property
+    def text(self) -> str:
+        """Text of all properties; equal specs have equal texts in every process."""
+        return str(self)
+
+    @cached_property
     def digest(self) -> str:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
-        return blake2b(str(self).encode(), digest_size=8).hexdigest()
+        return blake2b(self.text.encode(), digest_size=8).hexdigest()
 
     def _across(self) -> dict[str, object]:
         """Return the options ``sign`` and ``position``."""
