@@ -823,24 +823,42 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     # Whole arrays and checkpoints
 
     @single_threaded
-    def gather(self, field: FieldLike, root: int = 0) -> Array | None:
-        """Return the whole field, in host memory, on rank ``root``, and None on other ranks.
+    def gather(
+        self, field: FieldLike, root: int = 0, *, region: Sequence[slice] | None = None
+    ) -> Array | None:
+        """Return the whole field, or a region of it, in host memory, on rank ``root``; None on other ranks.
 
-        A field of one parity stays compact, with half the cells along the last grid axis.
+        ``region`` is a slice of global indices for each grid axis, with any positive step; only ranks that own some of
+        it send cells. A field of one parity stays compact, with half the cells along the last grid axis.
 
         Notes
         -----
         Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
         cells are not contiguous, and memory for all of their cells if the field is on a GPU.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((8, 6), device="cpu") as grid:
+        ...     plane = grid.gather(grid.ones(), region=(slice(4, 5), slice(None, None, 2)))
+        ...     plane.shape if grid.rank == 0 else (1, 3)
+        (1, 3)
         """
-        from halox.gathering.gather import gather
+        from halox.gathering.gather_scatter import gather
 
         self._world.begin("gather")
-        return gather(self.domain, field, root)
+        return gather(self.domain, field, root, region)
 
     @single_threaded
     def scatter(
-        self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
+        self,
+        /,
+        whole: object,
+        root: int = 0,
+        *,
+        out: Any = None,
+        region: Sequence[slice] | None = None,
+        **layout: Unpack[FieldOptions],
     ) -> FieldArray:
         """Distribute a whole array of one rank: the inverse of `gather`.
 
@@ -853,6 +871,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             The rank that has the whole array; the same on all ranks.
         out : array, optional
             A field of the grid to fill; given on all ranks or on no rank. By default a new field is made.
+        region : sequence of slice, optional
+            The part of ``out`` to fill, as in `gather`; ``whole`` then has the cells of the region alone.
         **layout
             Layout options of a new field, see `zeros`. Without options, component axes are inferred from the array's
             shape.
@@ -874,10 +894,10 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ...     grid.sum(u)
         np.float64(276.0)
         """
-        from halox.gathering.scatter import scatter
+        from halox.gathering.gather_scatter import scatter
 
         self._world.begin("scatter")
-        made: FieldArray = scatter(self.domain, whole, root, out, layout)
+        made: FieldArray = scatter(self.domain, whole, root, out, layout, region)
         return made
 
     def save(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halox.decomposition import FieldLayout
 from halox.domain.domain import domain_of
 from halox.errors import FieldError
-from halox.gathering.gather import root_of
+from halox.gathering.gather_scatter import root_of
 from halox.grid import Grid
 from halox.runtime.arrays import Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded

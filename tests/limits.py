@@ -32,9 +32,9 @@ def cache_few_plans(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def move_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """Let `gather`, `scatter` and ``.npy`` files move whole arrays in parts of this size."""
     from halox.checkpoint import npy
-    from halox.gathering import gather as gathering
+    from halox.gathering import gather_scatter
 
-    for module in (gathering, npy):
+    for module in (gather_scatter, npy):
         monkeypatch.setattr(module, "PART_BYTES", part_bytes)
 
 

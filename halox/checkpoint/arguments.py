@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halox.checkpoint.bucket import SCHEME, BucketPath
-from halox.checkpoint.chunks import Cut
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout
@@ -21,6 +20,7 @@ from halox.dimension_names import FACE, Coordinates, Labels
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.regions import Cut, region_of
 from halox.runtime.arrays import Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_int, as_list, has_unit, shown
@@ -210,27 +210,9 @@ def regions_of(region: object, fields: Mapping[str, CallerField]) -> tuple[dict[
     """
     by_name = region if isinstance(region, Mapping) else dict.fromkeys(fields, region)
     _check_names("region", by_name, fields)
-    regions = {}
-    for name, field in fields.items():
-        spec, given = field.layout.spec, by_name.get(name)
-        lengths = field.layout.global_shape[len(spec.components_before) :][: spec.ndim]
-        cuts = [slice(None)] * spec.ndim if given is None else as_list(given)
-        if cuts is None or len(cuts) != spec.ndim or not all(isinstance(c, slice) for c in cuts):
-            raise FieldError(
-                f"region: {name} needs {spec.ndim} slices of global indices, one per grid axis, got {shown(given)}"
-            )
-        if given is not None and spec.parity is not None:
-            raise FieldError(f"region: {name} has {spec.parity} cells only; leave its region out")
-        try:
-            found = [slice(*cut.indices(n)) for cut, n in zip(cuts, lengths, strict=True)]
-        except (TypeError, ValueError) as error:
-            raise FieldError(f"region: {name}: {error}; give slices of integers") from error
-        if any(cut.step < 1 or cut.stop <= cut.start for cut in found):
-            raise FieldError(
-                f"region: {name} needs slices with a positive step and at least one point of {lengths}, got "
-                f"{shown(given)}"
-            )
-        regions[name] = tuple(found)
+    regions = {
+        name: region_of(by_name.get(name), field.layout, name) for name, field in fields.items()
+    }
     return regions, not isinstance(region, Mapping)
 
 

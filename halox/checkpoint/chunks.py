@@ -20,15 +20,13 @@ from math import prod
 from typing import NamedTuple
 
 from halox.decomposition import FieldLayout
+from halox.gathering.regions import Cut, place_of, points_before, points_of, region_shape
 
 SHARD_BYTES = 32 << 20
 """Maximum bytes of a shard before its extents are rounded up to whole chunks; a single element may be larger."""
 
 CHUNK_BYTES = 1 << 20
 """Maximum bytes of a chunk; a single element may be larger."""
-
-Cut = tuple[slice, ...]
-"""A box of the whole field: a slice along every axis, component axes included."""
 
 
 class OwnedPiece(NamedTuple):
@@ -44,25 +42,6 @@ class Shard(NamedTuple):
     cut: Cut
     writer: int
     pieces: tuple[OwnedPiece, ...]
-
-
-def region_shape(layout: FieldLayout, region: Cut = ()) -> tuple[int, ...]:
-    """Return the shape of a region of a field: a slice of global indices per grid axis; empty for the whole field."""
-    shape = list(layout.global_shape)
-    for axis, cut in enumerate(region, len(layout.spec.components_before)):
-        shape[axis] = _points_before(cut, shape[axis])
-    return tuple(shape)
-
-
-def _points_before(cut: slice, bound: int) -> int:
-    """Return how many of the points of a slice are below a global index.
-
-    Examples
-    --------
-    >>> _points_before(slice(1, 8, 3), 4), _points_before(slice(1, 8, 3), 5)
-    (1, 2)
-    """
-    return len(range(cut.start, min(bound, cut.stop), cut.step))
 
 
 def shard_shapes(
@@ -115,26 +94,15 @@ class ShardGrid:
     @cached_property
     def own(self) -> Cut:
         """The cells that this rank owns; empty if the region has none of them."""
-        place = self._place
-        return self._box(
-            [slice(place(n, c.start), place(n, c.stop)) for n, c in enumerate(self.layout.owned)]
-        )
+        owned = self.layout.owned
+        return self._box(place_of(self.region, owned) if self.region else owned)
 
     @cached_property
     def own_cells(self) -> Cut:
         """The index of this rank's cells of the region, in the array of all cells that this rank owns."""
-        cuts = []
-        for axis, (cut, owned) in enumerate(zip(self.region, self.layout.owned, strict=True)):
-            first = cut.start + cut.step * self._place(axis, owned.start)
-            last = max(first, min(owned.stop, cut.stop))
-            cuts.append(slice(first - owned.start, last - owned.start, cut.step))
-        return self._box(cuts)
+        return self._box(points_of(self.region, self.layout.owned))
 
-    def _place(self, axis: int, index: int) -> int:
-        """Return the place of a global index among the points of the region."""
-        return _points_before(self.region[axis], index) if self.region else index
-
-    def _box(self, cuts: list[slice]) -> Cut:
+    def _box(self, cuts: Cut) -> Cut:
         """Return cuts of the grid axes, with all components."""
         spec = self.layout.spec
         before, after = spec.components_before, spec.components_after
@@ -150,7 +118,9 @@ class ShardGrid:
             bounds = (*starts, axis.points(spec.staggered[number]))
             if spec.parity is not None and number == len(axes) - 1:
                 bounds = tuple(bound // 2 for bound in bounds)
-            all_bounds.append(tuple(self._place(number, bound) for bound in bounds))
+            if self.region:
+                bounds = tuple(points_before(self.region[number], bound) for bound in bounds)
+            all_bounds.append(bounds)
         return tuple(all_bounds)
 
     @cached_property

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import Cut, region_shape, shard_shapes
+from halox.checkpoint.chunks import shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.boundaries import Boundary
 from halox.dimension_names import with_faces
 from halox.domain.options import POSITIONS, FieldOptions
 from halox.errors import FieldError
+from halox.gathering.regions import Cut, region_shape
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"

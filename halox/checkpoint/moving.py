@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from halox.checkpoint import chunks
-from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
+from halox.checkpoint.chunks import Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.decomposition.blocks import blocks
 from halox.gathering.message_queue import MessageQueue, as_void
+from halox.gathering.regions import Cut
 from halox.gathering.staging import Index, Staging, staging
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array

@@ -26,8 +26,8 @@ from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.gather_scatter import components_of
 from halox.gathering.message_queue import as_bytes
-from halox.gathering.scatter import components_of
 from halox.gathering.staging import owned_cells, part_shape, staging
 from halox.runtime.arrays import DType
 from halox.runtime.world import World

@@ -31,7 +31,7 @@ import numpy as np
 from halox.checkpoint import arguments, records
 from halox.checkpoint.arguments import CallerField
 from halox.checkpoint.calls import SaveOptions, compared, request_of
-from halox.checkpoint.chunks import Cut, ShardGrid
+from halox.checkpoint.chunks import ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
@@ -39,6 +39,7 @@ from halox.checkpoint.saving import as_checkpoint_error, checked, may_replace
 from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
+from halox.gathering.regions import Cut
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import Cut
 from halox.checkpoint.fields import DTYPE, StoredField
 from halox.checkpoint.saving import Request
 from halox.checkpoint.store import GRID_SHAPE, OUTPUT, PREFIX, arrays_of, coordinate, group
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.regions import Cut
 from halox.runtime.arrays import Array
 
 TIME = "time"

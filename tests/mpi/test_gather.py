@@ -155,7 +155,72 @@ def test_a_root_without_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     with grid(comm) as g:
         u = g.ones()
         with monkeypatch.context() as patched:
-            patched.setattr("halox.gathering.gather.allocate", too_large)
+            patched.setattr("halox.gathering.gather_scatter.allocate", too_large)
             with pytest.raises(HaloxError, match="no room"):
                 g.gather(u, root=comm.size - 1)
         g.gather(u)
+
+
+REGIONS = [
+    (slice(2, 3), slice(None)),
+    (slice(None, None, 2), slice(1, None, 3)),
+    (slice(-1, None), slice(0, 1)),
+    (slice(0, 99), slice(1, -1, 4)),
+]
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("part_bytes", [1, None])
+def test_regions(
+    part_bytes: int | None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NumPy cuts them from the whole array; scattered back, they fill the region and nothing else."""
+    if part_bytes is not None:
+        move_in_parts(monkeypatch, part_bytes)
+    root = comm.size - 1
+    for proc_shape in ((0, 1), (1, 0)):
+        with grid(comm, (9, 3 * comm.size + 2), proc_shape=proc_shape) as g:
+            for options in ({}, {"components": (2, ..., 3), "staggered": 1}):
+                u, back = g.zeros("i4", **options), g.zeros("i4", **options)
+                u[...] = 10_000 * g.rank + np.arange(u.size).reshape(u.shape)
+                before = (slice(None),) * bool(options)
+                whole = g.gather(u, root)
+                for region in REGIONS:
+                    part = g.gather(u, root, region=region)
+                    back[...] = -1
+                    assert g.scatter(part, root, out=back, region=region) is back
+                    found = g.gather(back, root)
+                    if g.rank == root:
+                        expected = np.full_like(whole, -1)
+                        expected[(*before, *region)] = whole[(*before, *region)]
+                        assert np.array_equal(part, whole[(*before, *region)])
+                        assert np.array_equal(found, expected)
+                    else:
+                        assert part is None
+
+
+@pytest.mark.ranks(2, 3)
+def test_bad_regions_are_one_error_on_all_ranks(comm: MPI.Intracomm) -> None:
+    everything = slice(None)
+    with grid(comm) as g:
+        u, last = g.ones(), comm.rank == comm.size - 1
+        for bad in (
+            (slice(3, 3), everything),
+            (slice(99, None), everything),
+            (slice(None, None, -1), everything),
+            (slice(1.5, None), everything),
+            (everything,),
+            (0, everything),
+            3,
+        ):
+            with pytest.raises(FieldError, match="region"):
+                g.gather(u, region=bad)
+            with pytest.raises(FieldError, match="region"):
+                g.scatter(np.ones(1), out=u, region=bad)
+        with pytest.raises(MismatchError, match="region"):
+            g.gather(u, region=(slice(int(last), None), everything))
+        with pytest.raises(FieldError, match="out"):
+            g.scatter(np.ones((1, 2)), region=(slice(1), slice(2)))
+        with pytest.raises(FieldError, match="whole"):
+            g.scatter(np.ones((1, 3)), out=u, region=(slice(1), slice(2)))
+        assert g.sum(u) == math.prod(g.grid_shape), "the grid goes on"

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.gathering import gather as gathering
+from halox.gathering import gather_scatter
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import GPU_DTYPES, Way
@@ -151,7 +151,7 @@ def test_gather_in_parts(
     dtype: Any, axis: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several dtypes, with a small limit on the bytes that one copy from the GPU may move."""
-    monkeypatch.setattr(gathering, "_COPIED_BYTES", 300)
+    monkeypatch.setattr(gather_scatter, "_COPIED_BYTES", 300)
     divided = [comm.size if k == axis else 1 for k in range(3)]
     with halox.Grid((8, 12, 16), halo=(2, 1, 3), proc_shape=divided, comm=comm, device="gpu") as g:
         found = np.arange(8 * 12 * 16 * 2).astype("i4").astype(np.dtype(dtype).descr[0][1])
