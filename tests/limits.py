@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,23 +50,24 @@ def refuse_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_in_turn(monkeypatch: pytest.MonkeyPatch, comm: Any, between: Callable[[], object]) -> None:
-    """Let rank 0 open a checkpoint, then call ``between``, before the other ranks open theirs."""
-    from halox.checkpoint import folder, loading, npy
+    """Let rank 0 identify a checkpoint, then call ``between``, before the other ranks identify theirs."""
+    from halox.checkpoint.loading import Reading
 
-    opened = folder.opened
+    begin = Reading.__init__
 
-    @contextmanager
-    def in_turn(path: Path, **options: Any) -> Iterator[Path]:
-        if comm.rank:
-            comm.Barrier()
-        with opened(path, **options) as link:
+    def in_turn(self: Any, world: Any, path: Any, identify: Callable[[], str]) -> None:
+        def late() -> str:
+            if comm.rank:
+                comm.Barrier()
+            found = identify()
             if comm.rank == 0:
                 between()
                 comm.Barrier()
-            yield link
+            return found
 
-    for module in (loading, npy):
-        monkeypatch.setattr(module, "opened", in_turn)
+        begin(self, world, path, late)
+
+    monkeypatch.setattr(Reading, "__init__", in_turn)
 
 
 def reduce_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:

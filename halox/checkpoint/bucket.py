@@ -12,12 +12,10 @@ After it has written ``zarr.json``, a save removes the objects of the previous s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import PurePosixPath
 from uuid import uuid4
 
-from halox.checkpoint.folder import replaced
 from halox.checkpoint.store import (
     FORMAT,
     FORMAT_KEY,
@@ -59,7 +57,7 @@ class BucketPath(PurePosixPath):
         return Store(driver, f"{'/'.join(self.parts[1:])}/", str(self), limit_s)
 
 
-def _current(root: Store) -> str | None:
+def current(root: Store) -> str | None:
     """Return the ID of the last complete save; raises `CheckpointError` and `StoreError`.
 
     It is None without a checkpoint, and empty for a checkpoint that was copied there from a file system.
@@ -78,26 +76,6 @@ def _current(root: Store) -> str | None:
     return str(metadata["attributes"].get(_CURRENT, ""))
 
 
-@contextmanager
-def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
-    """Yield the store of the last complete save; local.
-
-    Raises `CheckpointError` if there is none. A `CheckpointError` in the block becomes the error of `replaced` if
-    another save has been completed meanwhile.
-    """
-    root = path.store(limit_s)
-    current = _current(root)
-    if current is None:
-        raise CheckpointError(f"there is no checkpoint {path}")
-    try:
-        yield root.below(current, shown_as=str(path)) if current else root
-    except CheckpointError as error:
-        with suppress(StoreError):
-            if _current(root) != current:
-                raise replaced(path) from error
-        raise
-
-
 class BucketReplacement:
     """A new save under a new ID; `commit` makes it the checkpoint of the path. Local.
 
@@ -106,7 +84,7 @@ class BucketReplacement:
 
     def __init__(self, path: BucketPath, limit_s: float) -> None:
         self._root = path.store(limit_s)
-        self._previous = _current(self._root)
+        self._previous = current(self._root)
         self.partial = uuid4().hex
         self._is_open = True
 

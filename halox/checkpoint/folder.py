@@ -20,8 +20,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -61,38 +61,17 @@ def remains(path: Path) -> list[Path]:
     return [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]
 
 
-@contextmanager
-def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Yield a name of a checkpoint's folder or file that remains valid if another checkpoint replaces it; local.
-
-    Raises `CheckpointError` if the checkpoint does not exist, and OSError. A `CheckpointError` in the block becomes the
-    error of `replaced` if another checkpoint has taken the name meanwhile.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if is_folder else 0))
-    except FileNotFoundError:
-        if not is_folder:
-            raise CheckpointError(f"there is no file {path}") from None
-        previous = beside(path, "previous")
-        hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
-        raise CheckpointError(f"there is no checkpoint {path}{hint}") from None
-    except NotADirectoryError:
+def check_exists(path: Path, *, is_folder: bool) -> None:
+    """Raise `CheckpointError` if there is no checkpoint of this name, a folder or a ``.npy`` file."""
+    if path.is_dir() if is_folder else path.exists():
+        return
+    if path.exists():
         raise CheckpointError(
             f"{path} is a file, and a checkpoint is a folder, or a file that ends in .npy"
-        ) from None
-    try:
-        link = Path(f"/proc/self/fd/{handle}")
-        link.stat()  # raises OSError if /proc is not mounted: later the path may name another checkpoint
-        yield link
-    except CheckpointError as error:
-        is_same = False
-        with suppress(OSError):
-            is_same = os.path.samestat(os.fstat(handle), os.stat(path))
-        if is_same:
-            raise
-        raise replaced(path) from error
-    finally:
-        os.close(handle)
+        )
+    previous = beside(path, "previous")
+    hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
+    raise CheckpointError(f"there is no {'checkpoint' if is_folder else 'file'} {path}{hint}")
 
 
 def replaced(path: object) -> CheckpointError:
@@ -102,12 +81,11 @@ def replaced(path: object) -> CheckpointError:
     )
 
 
-def identity_of(file: Path) -> str:
-    """Return a text that distinguishes files of the same name, equal on all nodes; raises OSError.
+def identity_of(status: os.stat_result) -> str:
+    """Return a text that distinguishes files of the same name, equal on all nodes.
 
     It excludes the device number, which may differ between nodes.
     """
-    status = file.stat()
     return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
 
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from halox.checkpoint import bucket, moving
+from halox.checkpoint import moving
 from halox.checkpoint.arguments import CallerField, Progress
-from halox.checkpoint.bucket import BucketPath
+from halox.checkpoint.bucket import BucketPath, current
 from halox.checkpoint.chunks import ShardGrid
-from halox.checkpoint.folder import opened, replaced
-from halox.checkpoint.saving import Meter, checked
-from halox.checkpoint.store import Contents, Store, open_field, read
+from halox.checkpoint.folder import check_exists, replaced
+from halox.checkpoint.saving import Made, Meter, checked
+from halox.checkpoint.store import Contents, Store, id_of, open_field, read
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
-from halox.errors import CheckpointError, FieldError, raising
+from halox.errors import CheckpointError, FieldError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.values import shortened
 
 LOADING = "a load"
-
-Source = TypeVar("Source")
-Description = TypeVar("Description")
 
 
 class Loaded(dict[str, Any]):
@@ -47,6 +43,51 @@ class Loaded(dict[str, Any]):
         return f"<halox checkpoint: fields {', '.join(self) or 'none'}; attrs {self.attrs}>"
 
 
+class Reading:
+    """A checkpoint that all ranks read, and that must stay the same meanwhile. Construction is collective.
+
+    ``identify`` returns an id that each save makes anew; it raises an error if there is no checkpoint. All ranks must
+    find the same id before they read, and again after their last cell. So they never return parts of two checkpoints,
+    though the path may be replaced at any moment.
+    """
+
+    def __init__(self, world: World, path: object, identify: Callable[[], str]) -> None:
+        self._world, self._path, self._identify = world, path, identify
+        self._step = f"reading {path}"
+
+        def found() -> tuple[str, str]:
+            mine = identify()
+            return mine, mine
+
+        self.id, records = world.gather(checked(found, self._step), LOADING)
+        if len(records.distinct) > 1:
+            raise replaced(path)
+
+    def attempt(self, read: Callable[[], Made]) -> Made:
+        """Return ``read()``, or raise on all ranks if it raises on any, as `World.attempt`."""
+
+        def call() -> Made:
+            try:
+                return read()
+            except OSError:  # also of TensorStore, and `CheckpointError`
+                self._check()
+                raise
+
+        return self._world.attempt(checked(call, self._step), LOADING)
+
+    def end(self) -> None:
+        """Raise on all ranks if the checkpoint has been replaced or removed since the construction."""
+        self._world.attempt(checked(self._check, self._step), LOADING)
+
+    def _check(self) -> None:
+        try:
+            is_same = self._identify() == self.id
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise replaced(self._path)
+
+
 def load_group(
     domain: Domain,
     path: Path | BucketPath,
@@ -55,72 +96,61 @@ def load_group(
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
-    world, step = domain.world, f"reading {path}"
-    with opened_on_all(world, path, opened_store(path, world.limit_s), read) as (store, contents):
-        world.attempt(checked(lambda: _check(domain, contents, path, names, into), step), LOADING)
-        if names is None:
-            names = () if into else tuple(contents.fields)
-        wanted = sorted({*into, *names})
-        fields: dict[str, tuple[Any, FieldLayout]] = {}
-        for name in wanted:
-            if name in into:
-                fields[name] = into[name].array, into[name].layout
-            else:
-                stored = contents.fields[name]
-                fields[name] = new_field(domain, stored.dtype, stored.options)
-        _check_shapes(world, contents, path, fields)
-        shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
-        meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
-        for name in wanted:
+    world = domain.world
+    if isinstance(path, BucketPath):
+        root = path.store(world.limit_s)
+        reading = Reading(world, path, partial(_id_in_bucket, root))
+        store = root.below(reading.id, shown_as=str(path)) if reading.id else root
+    else:
+        store = Store.of_folder(path, path, world.limit_s)
+        reading = Reading(world, path, partial(_id_in_folder, path, store))
+
+    def describe() -> Contents:
+        contents = read(store)
+        _check(domain, contents, path, names, into)
+        return contents
+
+    contents = reading.attempt(describe)
+    if names is None:
+        names = () if into else tuple(contents.fields)
+    wanted = sorted({*into, *names})
+    fields: dict[str, tuple[Any, FieldLayout]] = {}
+    for name in wanted:
+        if name in into:
+            fields[name] = into[name].array, into[name].layout
+        else:
             stored = contents.fields[name]
-            array = world.attempt(checked(partial(open_field, store, stored), step), LOADING)
-            cells = world.attempt(checked(partial(owned_cells, *fields[name]), step), LOADING)
-            error = moving.load(shards[name], cells, stored, store, array, meter)
-            world.attempt(checked(raising(error), step), LOADING)
+            fields[name] = new_field(domain, stored.dtype, stored.options)
+    reading.attempt(partial(_check_shapes, contents, path, fields))
+    shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
+    meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
+
+    def read_field(name: str) -> None:
+        stored, cells = contents.fields[name], owned_cells(*fields[name])
+        moving.load(shards[name], cells, stored, store, open_field(store, stored), meter)
+
+    for name in wanted:
+        reading.attempt(partial(read_field, name))
+    reading.end()
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
+
+
+def _id_in_folder(path: Path, store: Store) -> str:
+    check_exists(path, is_folder=True)
+    return id_of(store)
+
+
+def _id_in_bucket(root: Store) -> str:
+    found = current(root)
+    if found is None:
+        raise CheckpointError(f"there is no checkpoint {root.name}")
+    return found
 
 
 def new_field(domain: Domain, dtype: DType, options: Any) -> tuple[Any, FieldLayout]:
     """Allocate a field with options of `Grid.zeros`; return it and its layout. Collective."""
     field = domain.allocation.new(dtype, options)
     return field, domain.layouts.find(field)
-
-
-@contextmanager
-def opened_store(path: Path | BucketPath, limit_s: float) -> Iterator[Store]:
-    """Yield the store of a checkpoint, which remains valid if another checkpoint replaces it; local."""
-    if isinstance(path, BucketPath):
-        with bucket.opened(path, limit_s) as store:
-            yield store
-    else:
-        with opened(path, is_folder=True) as link:
-            yield Store.of_folder(link, path, limit_s)
-
-
-@contextmanager
-def opened_on_all(
-    world: World,
-    path: object,
-    opening: AbstractContextManager[Source],
-    describe: Callable[[Source], Description],
-) -> Iterator[tuple[Source, Description]]:
-    """Open one checkpoint on all ranks, and describe it; raises on all ranks or on none.
-
-    The descriptions include an identity. They differ if another checkpoint took the name before the last rank opened
-    it, or if nodes do not share the file system.
-    """
-    with ExitStack() as stack:
-
-        def open_here() -> tuple[Source, Description]:
-            source = stack.enter_context(opening)
-            return source, describe(source)
-
-        described: tuple[Source, Description] = world.attempt(
-            checked(open_here, f"reading {path}"), LOADING
-        )
-        if len(world.gather(lambda: (None, repr(described[1])), LOADING)[1].distinct) > 1:
-            raise replaced(path)
-        yield described
 
 
 def _check(
@@ -156,18 +186,14 @@ def _check(
 
 
 def _check_shapes(
-    world: World, contents: Contents, path: object, fields: dict[str, tuple[Any, FieldLayout]]
+    contents: Contents, path: object, fields: dict[str, tuple[Any, FieldLayout]]
 ) -> None:
-    """Raise on all ranks if a new field has another shape, as a staggered field does if an axis is now periodic."""
-
-    def check() -> None:
-        for name, (_, layout) in fields.items():
-            stored = contents.fields[name]
-            why = stored.differs(layout, stored.dtype)
-            if why:
-                raise CheckpointError(
-                    f"{path}: {name} does not fit this grid: {why}; a staggered field has another number of points "
-                    "along a periodic axis: make the grid periodic as it was"
-                )
-
-    world.attempt(checked(check, f"reading {path}"), LOADING)
+    """Raise if a new field has another shape, as a staggered field does if an axis is now periodic."""
+    for name, (_, layout) in fields.items():
+        stored = contents.fields[name]
+        why = stored.differs(layout, stored.dtype)
+        if why:
+            raise CheckpointError(
+                f"{path}: {name} does not fit this grid: {why}; a staggered field has another number of points along a "
+                "periodic axis: make the grid periodic as it was"
+            )

@@ -24,6 +24,7 @@ from halox.checkpoint.chunks import Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.decomposition.blocks import blocks
+from halox.errors import raising
 from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.regions import Cut
 from halox.gathering.staging import Index, Staging, staging
@@ -64,12 +65,8 @@ def save(
             nbytes = values.nbytes * (1 if values.base is not None else 2)
             writes.start(partial(start_write, array, cut, values), nbytes)
 
-        collect(world, shards, cells, field, "a save", write, partial(_advance, failure, advance))
+        collect(world, shards, cells, field, "a save", write, failure.attempting(advance))
     return failure.error
-
-
-def _advance(failure: Failure, advance: Advance, nbytes: int) -> None:
-    failure.attempt(partial(advance, nbytes))
 
 
 def collect(
@@ -100,10 +97,47 @@ def collect(
             advance(prod(values.shape) * field.dtype.itemsize)
 
 
+def distribute(
+    world: World,
+    shards: ShardGrid,
+    cells: Any,
+    field: StoredField,
+    step: str,
+    read: Callable[[Cut], Array],
+    advance: Advance,
+) -> None:
+    """Set the cells of all ranks: the writer of each shard reads its box, and sends the others their cells. Collective.
+
+    The inverse of `collect`, for files that a rank reads in long runs only. ``read`` and ``advance`` must not raise.
+    """
+    most = _part_cells(field)
+    with (
+        MessageQueue(world, _MESSAGES, step) as queue,
+        staging(cells, most * field.dtype.itemsize) as staged,
+    ):
+        for shard, local in zip(shards.shards, shards.local_cuts, strict=True):
+            if shard.writer == world.rank:
+                whole = read(shard.cut)
+                for piece in shard.pieces:
+                    values = whole[relative(piece.cut, shard.cut)]
+                    if piece.rank == world.rank:
+                        _fill(staged, local, values, most)
+                    else:
+                        queue.send_copy(values, piece.rank)
+            elif is_device_array(cells):
+                values = np.empty(extents(local), _host_dtype(field))
+                queue.receive(values, shard.writer)
+                queue.end()
+                _fill(staged, local, values, most)
+            else:
+                queue.receive_into(as_void(cells)[local], shard.writer)
+            advance(prod(extents(local)) * field.dtype.itemsize)
+
+
 def load(
     shards: ShardGrid, cells: Any, field: StoredField, store: Store, array: Any, advance: Advance
-) -> Exception | None:
-    """Read this rank's cells of a field, on the host or a GPU; return this rank's error. Local."""
+) -> None:
+    """Read this rank's cells of a field, on the host or a GPU. Local."""
     failure = Failure()
     is_direct = _is_readable_in_place(cells, field)
     with (
@@ -122,7 +156,7 @@ def load(
 
             nbytes = target.nbytes * (1 if is_direct else 2)
             reads.start(partial(_read, array, cut, target), nbytes, place)
-    return failure.error
+    raising(failure.error)()
 
 
 class Failure:
@@ -134,6 +168,10 @@ class Failure:
     def attempt(self, action: Callable[[], Any]) -> Any:
         """Return ``action()``, or None if it fails; the action is not called after a failure."""
         return self.attempt_always(action) if self.error is None else None
+
+    def attempting(self, advance: Advance) -> Advance:
+        """Return a function that calls ``advance`` as `attempt` does."""
+        return lambda nbytes: self.attempt(partial(advance, nbytes))
 
     def attempt_always(self, action: Callable[[], Any]) -> Any:
         """Return ``action()``, or None if it fails; the action is collective, and is also called after a failure."""

@@ -1,79 +1,86 @@
-"""One field as a ``.npy`` file, written and read by all ranks through MPI-IO, without checksums.
+"""One field as a ``.npy`` file, without checksums.
 
-Each rank opens the file on ``MPI.COMM_SELF`` and accesses only its own cells. MPI's collective calls on files would
-wait forever for a rank that has failed.
+The file is cut into slabs, which are contiguous in it. One rank writes or reads a slab; the other ranks send it their
+cells of the slab, or receive these, as with the shards of a group.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from contextlib import ExitStack
+from functools import partial
 from io import BytesIO
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
 from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.chunks import ShardGrid, extents
-from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
-from halox.checkpoint.loading import LOADING, Loaded, new_field, opened_on_all
+from halox.checkpoint.fields import StoredField
+from halox.checkpoint.folder import Replacement, check_exists, identity_of
+from halox.checkpoint.loading import LOADING, Loaded, Reading, new_field
+from halox.checkpoint.moving import Failure, collect, distribute
 from halox.checkpoint.saving import SAVING, Meter, checked, replacing
 from halox.decomposition import FieldLayout
-from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.domain.options import dtype_text
-from halox.errors import CheckpointError, FieldError
+from halox.errors import CheckpointError, FieldError, raising
 from halox.gathering.gather_scatter import components_of
 from halox.gathering.message_queue import as_bytes
-from halox.gathering.staging import owned_cells, part_shape, staging
-from halox.runtime.arrays import DType
+from halox.gathering.regions import Cut
+from halox.gathering.staging import owned_cells
+from halox.runtime.arrays import Array, DType
 from halox.runtime.world import World
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 SUFFIX = ".npy"
-PART_BYTES = 16 << 20
-"""Maximum bytes of a part; a single element may be larger."""
+PART_BYTES = 8 << 20
+"""Maximum bytes of a slab; a single element may be larger."""
 
 
 def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, step = given.layout, given.described.dtype, f"writing {path}"
-    header: bytes = world.attempt(
-        checked(lambda: _header(layout.global_shape, dtype), step), SAVING
-    )
+    header = world.attempt(checked(partial(_header, layout.global_shape, dtype), step), SAVING)
 
     def begin() -> Replacement:
         return Replacement(path, Path.is_file, is_folder=False)
 
-    def make(partial: str) -> None:
-        Path(partial).write_bytes(header)
+    def make(partial_name: str) -> None:
+        Path(partial_name).write_bytes(header)
 
     with replacing(world, path, begin, make) as name, ExitStack() as stack:
 
-        def enter() -> MPI.File:
-            open(name, "r+b").close()  # its errors give the reason
-            mode = world.mpi.MODE_WRONLY
-            return stack.enter_context(_view(world, name, mode, len(header), layout, dtype))
+        def enter() -> tuple[int, Any]:
+            # For writing only: clients of NFS then write these bytes alone, not the pages around them.
+            handle = os.open(name, os.O_WRONLY)
+            stack.callback(os.close, handle)
+            return handle, owned_cells(given.array, layout)
 
         # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
-        file: MPI.File = world.attempt(checked(enter, step), SAVING)
+        handle, cells = world.attempt(checked(enter, step), SAVING)
+        slabs, failure = _slabs(layout, dtype), Failure()
 
-        def write() -> None:
-            # Close the file before waiting for other ranks: if a write fails, MPICH's ROMIO keeps its lock of the file,
-            # and the other ranks would wait for the lock.
-            with stack:
-                try:
-                    _move(file, given.array, layout, progress, is_writing=True)
-                except world.mpi.Exception as error:  # MPI seldom gives the reason
-                    free = shutil.disk_usage(path.parent).free
-                    raise OSError(f"{error}; its file system has {free} bytes left") from error
+        def write(cut: Cut, values: Array) -> None:
+            rest = as_bytes(np.ascontiguousarray(values)).data
+            place = len(header) + _offset(cut, layout, dtype)
+            while rest:
+                written = os.pwrite(handle, rest, place)
+                rest, place = rest[written:], place + written
 
-        world.attempt(checked(write, step), SAVING)
+        collect(
+            world,
+            slabs,
+            cells,
+            StoredField.of(path.stem, layout, dtype),
+            SAVING,
+            lambda cut, values: failure.attempt(partial(write, cut, values)),
+            failure.attempting(Meter(progress, [(slabs, dtype.itemsize)])),
+        )
+        failure.attempt(partial(os.fsync, handle))
+        world.attempt(checked(raising(failure.error), step), SAVING)
 
 
 def load(
@@ -85,51 +92,72 @@ def load(
 ) -> Loaded:
     """Read the field, under the requested name or the file's name. Collective; blocks."""
     world = domain.world
-    step, opening = f"reading {path}", opened(path, is_folder=False)
     (name,) = into or names or (path.stem,)
-    with opened_on_all(world, path, opening, lambda link: header_of(link, path)) as (link, header):
+    with ExitStack() as stack:
+        files: list[BinaryIO] = []
 
-        def options() -> dict[str, Any]:
+        def identify() -> str:
+            if not files:
+                check_exists(path, is_folder=False)
+                files.append(stack.enter_context(open(path, "rb")))
+            return identity_of(os.fstat(files[0].fileno()))
+
+        reading = Reading(world, path, identify)
+        (file,) = files
+
+        def describe() -> tuple[DType, int, dict[str, Any]]:
+            shape, dtype, begin = _header_of(file, path)
             if not into:
-                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(header.dtype)}, {{}}))"
-                return dict(components_of(header.shape, domain, str(path), call))
-            if into[name].described.dtype != header.dtype:
+                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
+                return dtype, begin, dict(components_of(shape, domain, str(path), call))
+            if into[name].described.dtype != dtype:
                 raise FieldError(
-                    f"{name}: dtype {header.dtype} in {path}, {into[name].described.dtype} in the field; give a field "
+                    f"{name}: dtype {dtype} in {path}, {into[name].described.dtype} in the field; give a field "
                     "like the one saved, or let load make it"
                 )
-            return {}
-
-        field_options = world.attempt(checked(options, step), LOADING)
-        field, layout = (
-            (into[name].array, into[name].layout)
-            if into
-            else new_field(domain, header.dtype, field_options)
-        )
-
-        def read() -> None:
-            if header.shape != layout.global_shape:
+            if shape != (expected := into[name].layout.global_shape):
                 raise CheckpointError(
-                    f"{path} has an array of shape {header.shape}, and the whole field has {layout.global_shape}; make "
-                    "a grid of its shape, or give a field with its components or staggering"
+                    f"{path} has an array of shape {shape}, and the whole field has {expected}; make a grid of "
+                    "its shape, or give a field with its components or staggering"
                 )
-            mode = world.mpi.MODE_RDONLY
-            with _view(world, link, mode, header.nbytes, layout, header.dtype) as file:
-                _move(file, field, layout, progress, is_writing=False)
-            if identity_of(link) != header.identity:  # another program has written to it
-                raise replaced(path)
+            return dtype, begin, {}
 
-        world.attempt(checked(read, step), LOADING)
+        dtype, begin, options = reading.attempt(describe)
+        field, layout = (
+            (into[name].array, into[name].layout) if into else new_field(domain, dtype, options)
+        )
+        cells = reading.attempt(partial(owned_cells, field, layout))
+        slabs, failure = _slabs(layout, dtype), Failure()
+
+        def read(cut: Cut, values: Array) -> None:
+            file.seek(begin + _offset(cut, layout, dtype))
+            if file.readinto(as_bytes(values).data) < values.nbytes:  # type: ignore[attr-defined]
+                raise CheckpointError(f"{path} was cut off while it was read")
+
+        def slab(cut: Cut) -> Array:
+            values = np.empty(extents(cut), f"V{dtype.itemsize}" if dtype.names else dtype)
+            failure.attempt(partial(read, cut, values))
+            return values
+
+        meter = failure.attempting(Meter(progress, [(slabs, dtype.itemsize)]))
+        stored = StoredField.of(name, layout, dtype)
+        distribute(world, slabs, cells, stored, LOADING, slab, meter)
+        reading.attempt(raising(failure.error))
+        reading.end()
     return Loaded({name: field}, {})
 
 
-class Header(NamedTuple):
-    """Shape and dtype of the array in a file, the length of its header, and its identity."""
+def _slabs(layout: FieldLayout, dtype: DType) -> ShardGrid:
+    """Return the slabs of a field: whole rows, planes and so on, or parts of a row."""
+    shape, most = layout.global_shape, max(1, PART_BYTES // dtype.itemsize)
+    slab = [max(1, min(n, most // prod(shape[axis + 1 :]))) for axis, n in enumerate(shape)]
+    return ShardGrid(layout, tuple(slab))
 
-    shape: tuple[int, ...]
-    dtype: DType
-    nbytes: int
-    identity: str
+
+def _offset(cut: Cut, layout: FieldLayout, dtype: DType) -> int:
+    """Return the place of a slab in the file, after the header, in bytes."""
+    starts = [axis.start for axis in cut]
+    return int(np.ravel_multi_index(starts, layout.global_shape)) * dtype.itemsize
 
 
 def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
@@ -148,72 +176,25 @@ def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
     return buffer.getvalue()
 
 
-def header_of(name: Path, path: Path) -> Header:
-    """Return the header of a file; raises `CheckpointError`, which names ``path``, and OSError."""
+def _header_of(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], DType, int]:
+    """Return the shape and dtype of a file's array, and the length of its header in bytes; raises `CheckpointError`."""
     try:
-        with open(name, "rb") as file:
-            version = npy.read_magic(file)
-            reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, is_fortran, dtype = reader(file)
-            begin, end = file.tell(), file.seek(0, 2)
+        version = npy.read_magic(file)
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, is_fortran, dtype = reader(file)
+        begin, end = file.tell(), file.seek(0, 2)
     except OSError:
         raise
     except Exception as error:  # the parser of a damaged header raises several types
         raise CheckpointError(
             f"{path} is no .npy file, or its header is damaged: {error}"
         ) from error
-    if is_fortran:
+    if is_fortran or dtype.hasobject:
         raise CheckpointError(
-            f"{path}: expected an array in C order, found Fortran order; write it by "
-            "np.save(path, np.ascontiguousarray(array))"
+            f"{path}: expected an array in C order, of elements of fixed size; write it by "
+            "np.save(path, np.ascontiguousarray(array)), objects as in u.astype('f8')"
         )
-    if dtype.hasobject:
-        raise CheckpointError(
-            f"{path}: expected elements of fixed size, found Python objects; convert them, as in u.astype('f8')"
-        )
-    expected = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected = begin + prod(shape) * dtype.itemsize
     if end != expected:
         raise CheckpointError(f"{path} has {end} bytes, expected {expected}: it was cut off")
-    return Header(shape, dtype, begin, identity_of(name))
-
-
-@contextmanager
-def _view(
-    world: World, name: str | Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
-) -> Iterator[MPI.File]:
-    """Open a file with an MPI file view of this rank's cells."""
-    byte, own = world.mpi.BYTE, ShardGrid(layout, layout.global_shape).own
-    file = world.mpi.File.Open(world.mpi.COMM_SELF, str(name), mode)
-    try:
-        element = byte.Create_contiguous(dtype.itemsize)
-        starts = [cut.start for cut in own]
-        box = element.Create_subarray(layout.global_shape, extents(own), starts).Commit()
-        try:
-            file.Set_view(begin, byte, box)
-        finally:
-            box.Free()
-            element.Free()
-        yield file
-    finally:
-        file.Close()
-
-
-def _move(
-    file: MPI.File, field: Any, layout: FieldLayout, progress: Progress | None, *, is_writing: bool
-) -> None:
-    """Write this rank's cells and flush them to the disk, or read the cells; part by part."""
-    cells = owned_cells(field, layout)
-    meter = Meter(progress, [(ShardGrid(layout, layout.global_shape), cells.itemsize)])
-    indices = list(blocks(cells.shape, max(1, PART_BYTES // cells.itemsize)))
-    with staging(cells, max(PART_BYTES, cells.itemsize)) as staged:
-        if is_writing:
-            for part in staged.read(indices):
-                file.Write(as_bytes(part))
-                meter(part.nbytes)
-            file.Sync()
-            return
-        for index in indices:
-            part = staged.next_buffer(part_shape(cells.shape, index))
-            file.Read(as_bytes(part))
-            staged.put(index)
-            meter(part.nbytes)
+    return shape, dtype, begin

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -49,14 +48,13 @@ class Contents:
     """Description of a checkpoint, from its metadata.
 
     ``blocks`` has the cells of each block along each grid axis, for the ranks that saved it; it is empty if not
-    recorded. ``identity`` distinguishes checkpoints that were read from the same path.
+    recorded.
     """
 
     grid_shape: tuple[int, ...]
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
     blocks: tuple[tuple[int, ...], ...]
-    identity: str = ""
 
 
 def load_tensorstore() -> Any:
@@ -271,6 +269,18 @@ def is_output(metadata: object) -> bool:
     return isinstance(metadata, dict) and OUTPUT in metadata.get("attributes", ())
 
 
+def id_of(store: Store) -> str:
+    """Return the id of a checkpoint in a file system, which each save makes anew; empty if its metadata is damaged."""
+    try:
+        metadata = store.read_json()
+    except ValueError:
+        return ""
+    attributes = metadata.get("attributes", {}) if isinstance(metadata, dict) else {}
+    if _ID in attributes or metadata is None:
+        return str(attributes.get(_ID, ""))
+    return identity_of(os.stat(f"{store.path}{METADATA}"))  # the first versions wrote no id
+
+
 def read(store: Store) -> Contents:
     """Return the description of a checkpoint; raises `CheckpointError`."""
     name, why = store.name, f"it has no {METADATA} of a group"
@@ -308,14 +318,12 @@ def read(store: Store) -> Contents:
             tuple(int(next(sizes)) for _ in range(parts))
             for parts in attributes.get(_PROC_SHAPE, ())
         )
-        # The first versions wrote no id.
-        identity = attributes.get(_ID) or identity_of(Path(f"{store.path}{METADATA}"))
     except Exception as error:
         raise CheckpointError(
             f"{name}/{METADATA} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
         ) from error
     user = {key: value for key, value in attributes.items() if not key.startswith(PREFIX)}
-    return Contents(grid_shape, fields, user, blocks, str(identity))
+    return Contents(grid_shape, fields, user, blocks)
 
 
 def check_version(version: object, name: str) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import failing
-from tests.faults import checkpoints, npy_stages, outputs
+from tests.faults import checkpoints, outputs
 from tests.faults.programs import private_memory, result, start, why_no_private_memory
 from tests.support import full
 
@@ -81,7 +80,7 @@ def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
     assert names == ["run.zarr", "u.npy"]
     for name, text in (
         ("run.zarr", "No space left"),
-        ("u.npy", "its file system has"),
+        ("u.npy", "No space left"),
     ):
         errors, is_right = found[name]
         assert is_right and len(set(errors)) == 1 and text in errors[0], errors
@@ -101,15 +100,3 @@ def test_loads_while_two_jobs_save_to_the_same_path(ranks: int, tmp_path: Path) 
             ended = job.result()
             assert ended.returncode == 0, ended.stderr[-3000:]
     assert found["mixed"] == [] and found["succeeded"] >= 2, found
-
-
-@pytest.mark.parametrize("how", ["both", *full("kill", "interrupt")])
-def test_a_rank_that_ends_in_a_save_or_load_of_npy(how: str, tmp_path: Path) -> None:
-    """The other rank raises an error after HALOX_TIMEOUT, though MPI's collective file calls have no time limit."""
-    every = [(*stage, how) for stage in npy_stages.STAGES]
-    stages = npy_stages.USUAL if how == "both" else every
-    job = failing.Job("tests.faults.npy_stages", stages, ranks=1 + len(stages), limit_s=300)
-    ended = failing.run(job, tmp_path)
-    found = {stage: ended.told.get(f"found {n}") for n, stage in enumerate(stages)}
-    assert ended.exits == [{"status": 0}], (found, ended.said[-3000:])
-    assert all(one == ["ExchangeTimeoutError", True, True] for one in found.values()), found
