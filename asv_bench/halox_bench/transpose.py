@@ -44,9 +44,8 @@ class TransposeCase:
     """Cells of one grid copied into another."""
 
     shape: tuple[int, ...]  # cells of the first grid, all ranks together
-    axes: tuple[
-        int, ...
-    ]  # for each axis of the second grid, the axis of the first, as in `numpy.transpose`
+    # For each axis of the second grid, the axis of the first, as in `numpy.transpose`.
+    axes: tuple[int, ...]
     dtype: str = "f8"
     division: str = WHOLE
     direction: str = FORWARD

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose_algorithm
-from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import ReproducibleSum, find_operation, requested_name
@@ -183,7 +182,7 @@ class Allreduce(Closing):
             self.op, self.reproducible = op, bool(reproducible)
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
             what = self.shape, self.dtype, requested_name(op, self.reproducible)
-            self._reduction: ArrayReduction
+            self._reduction: HostAllreduce | DeviceAllreduce
             self._bind: Callable[..., Launch | None] | None = None
             self._launch: Callable[..., Any] | None = None
             if self.device_id is None:
@@ -196,7 +195,7 @@ class Allreduce(Closing):
         except BaseException as error:
             self._context.close_after(error)
             raise
-        self._prepared: PreparedReductions[ArrayReduction] = PreparedReductions()
+        self._prepared: PreparedReductions[HostAllreduce | DeviceAllreduce] = PreparedReductions()
         self._prepared.add((), self._reduction)
         self._known = self._prepared.known
         self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures

@@ -226,6 +226,17 @@ def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> No
     check_writable(out)
 
 
+def check_array(array: Described, shape: tuple[int, ...], dtype: DType, name: str) -> None:
+    """Raise `FieldError` if an array, or ``out``, is not one that an allreduce was made for."""
+    if tuple(array.shape) != shape or array.dtype != dtype:
+        raise FieldError(
+            f"{name}: got shape {tuple(array.shape)} of {array.dtype}, this allreduce is of shape {shape} of {dtype}; "
+            "make another one for other arrays"
+        )
+    if name == "out":
+        check_writable(array)
+
+
 def check_writable(out: Described) -> None:
     """Raise `FieldError` if a result cannot be written to an array."""
     if not out.writable:

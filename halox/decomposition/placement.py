@@ -40,9 +40,8 @@ class Placement:
     """Assignment of ranks to the blocks of the process grid."""
 
     proc_shape: tuple[int, ...]
-    rank_of: Sequence[
-        int
-    ]  # rank of each block in C order of the coordinates: a range in rank order, or a tuple
+    # Rank of each block in C order of the coordinates: a range in rank order, or a tuple.
+    rank_of: Sequence[int]
     method: str  # name of the placement, for messages
     nodes: int
     bytes_between_nodes: int  # through all faces between blocks of different nodes

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
 
-_MemoryAt: TypeAlias = Callable[
-    [int], memoryview
-]  # or a function that returns an array of ctypes, which NumPy accepts, too
+# Or a function that returns an array of ctypes, which NumPy accepts, too.
+_MemoryAt: TypeAlias = Callable[[int], memoryview]
 
 # _READY must be 0: a call tests the state and the guard's user together.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)

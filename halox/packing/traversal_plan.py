@@ -103,9 +103,8 @@ class _Writer:
         self.lists: list[Int64Array] = []
         self._entries = 0
         self._listed: dict[Tree, dict[str, int]] = {}  # fields of nodes whose lists are written
-        self._children: dict[
-            Tree, int
-        ] = {}  # records of children, which several branches may share
+        # Records of children, which several branches may share.
+        self._children: dict[Tree, int] = {}
 
     def write(self, tree: Tree) -> None:
         match tree:

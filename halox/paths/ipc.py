@@ -81,7 +81,7 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.streams import CallStreams
-from halox.runtime.handshake import handshake
+from halox.runtime.handshake import connect
 from halox.runtime.segments import Block, Place, SegmentKey
 from halox.runtime.topology import Topology
 from halox.runtime.waiting import STARTED_STEPS
@@ -443,17 +443,14 @@ def make_ipc_channel(
 ) -> IpcChannel | None:
     """Make the channel of a plan's `ipc` messages together with the peers; collective over the world."""
 
-    def begin() -> IpcChannel | None:
-        if not job.messages:
-            return None
+    def begin() -> IpcChannel:
         assert memory is not None and link is not None
         return IpcChannel(job, protocols, *memory, link, cut)
 
-    rounds = (lambda mine, _: dict.fromkeys(job.peers, mine.record), IpcChannel.open)
-    channel: IpcChannel | None = handshake(
-        world, begin, rounds, "the making of a plan", peers=lambda _: job.peers
-    )
-    return channel
+    def records(channel: IpcChannel) -> Mapping[int, IpcRecord]:
+        return dict.fromkeys(job.peers, channel.record)
+
+    return connect(world, job.peers, begin, records, IpcChannel.open)
 
 
 def _count(epoch: int, fragment: int) -> int:

@@ -6,7 +6,7 @@ that the next round needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -63,3 +63,24 @@ def handshake(
         if part is not None:
             part.abandon()
         raise
+
+
+def connect(
+    world: World,
+    peers: Sequence[int],
+    begin: Callable[[], Mine],
+    records: Callable[[Mine], Mapping[int, Any]],
+    open_: Callable[[Mine, Any], Mine],
+) -> Mine | None:
+    """Construct a channel by one `handshake`: each rank sends a record to each of its peers, and opens theirs.
+
+    A rank without peers returns None. Collective.
+    """
+    channel: Mine | None = handshake(
+        world,
+        lambda: begin() if peers else None,
+        (lambda mine, _: records(mine), open_),
+        "the making of a plan",
+        peers=lambda _: peers,
+    )
+    return channel

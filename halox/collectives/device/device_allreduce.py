@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_algorithms import DeviceAlgorithm, make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.device.nccl_reduction import NcclHierarchicalReduction
+from halox.collectives.operations import check_array
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 
-class DeviceAllreduce(ArrayReduction):
+class DeviceAllreduce:
     """Combines arrays on the GPUs of all ranks; arrays on the host are copied to the GPU, and their results back."""
 
     def __init__(
@@ -40,7 +40,7 @@ class DeviceAllreduce(ArrayReduction):
         op: str,
         algorithm: str | None = None,
     ) -> None:
-        super().__init__(shape, dtype, op)
+        self.shape, self.dtype = shape, dtype
         self._rank, self._device = context.world.rank, device
         what = op, dtype, prod(shape)
         self._algorithm, self.algorithm, self.reasons = make_algorithm(
@@ -53,7 +53,7 @@ class DeviceAllreduce(ArrayReduction):
         self._current_stream = cupy().cuda.get_current_stream
 
     def __call__(self, array: object, out: object = None) -> object:
-        """Combine the ranks' arrays: see `ArrayReduction`."""
+        """Return ``out``, or a new array in the memory of ``array``; a NumPy scalar for a scalar."""
         stream = self._current_stream()
         try:
             if not self.captures and is_capturing(stream):
@@ -93,7 +93,7 @@ class DeviceAllreduce(ArrayReduction):
         )
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error: see `ArrayReduction`."""
+        """Raise the error that keeps this rank out of a call: on all ranks if the host takes part, else only here."""
         self._algorithm.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class DeviceAllreduce(ArrayReduction):
         return not apart or apart >= self._nbytes
 
     def _check(self, described: Described, name: str) -> None:
-        super()._check(described, name)
+        check_array(described, self.shape, self.dtype, name)
         if described.device is not None and described.device != self._device:
             raise DeviceError(
                 f"{name} is on GPU {described.device}, rank {self._rank} reduces on GPU {self._device}; "

@@ -13,9 +13,14 @@ from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
-from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.host.host_algorithms import HostAlgorithm
-from halox.collectives.operations import QUIET, ReproducibleSum, check_out, find_operation
+from halox.collectives.operations import (
+    QUIET,
+    ReproducibleSum,
+    check_array,
+    check_out,
+    find_operation,
+)
 from halox.errors import MismatchError, as_halox_error, raising
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
@@ -26,12 +31,14 @@ DOING = "an allreduce"
 _NOTHING = np.empty(0)
 
 
-class HostAllreduce(ArrayReduction):
+class HostAllreduce:
     """Combines arrays on the host; arrays on a GPU are copied to the host, and the results are copied back.
 
     With ``compares``, every call compares operation, dtype and shape. The constructor is then local, and the first call
     makes what it needs.
     """
+
+    captures = False
 
     def __init__(
         self,
@@ -43,8 +50,8 @@ class HostAllreduce(ArrayReduction):
         *,
         compares: bool = False,
     ) -> None:
-        super().__init__(shape, dtype, op)
-        self.algorithm = algorithm
+        self.shape, self.dtype, self.algorithm = shape, dtype, algorithm
+        self.reasons: dict[str, str] = {}
         self._context, self._compares, self._guard = context, compares, context.world.guard
         self._operation = operation = find_operation(op, dtype)
         world, nbytes = context.world, prod(shape) * dtype.itemsize
@@ -62,8 +69,6 @@ class HostAllreduce(ArrayReduction):
         rows = world.size if elements == 1 else 1
         self._sums = aligned(rows * elements * dtype.itemsize).view(dtype).reshape(rows, -1)
         self._total = self._sums[-1].reshape(held)
-        # The bits of a single value do not depend on the alignment of the result.
-        self._is_direct = op in ("sum", "prod") and world.size == 2 and elements == 1
         self.launch = self._launch()
         if not (self._is_small or compares):
             self._make()
@@ -71,8 +76,7 @@ class HostAllreduce(ArrayReduction):
     def _folding(self, values: Gathered) -> tuple[Any, ...]:
         """Return the call that combines the ranks' values in `_total`: a function and its arguments.
 
-        The values and the total have the same alignment on all ranks. With `_is_direct`, the last argument, the array
-        for the result, is missing.
+        The values and the total have the same alignment on all ranks.
         """
         operation, sums, total, ranks = self._operation, self._sums, self._total, len(values.each)
         combine, dtype = operation.combine, self.dtype
@@ -80,9 +84,7 @@ class HostAllreduce(ArrayReduction):
             if ranks == 2:
                 if operation.name in ("min", "max"):  # NumPy takes their results by keyword only
                     return partial(combine, out=total), *values.each
-                return (
-                    (combine, *values.each) if self._is_direct else (combine, *values.each, total)
-                )
+                return combine, *values.each, total
             # Along the ranks at once. NumPy's complex products would round otherwise, and so would its sum of a single
             # column, but not of several.
             if ranks > 2 and dtype.kind != "c" and total.size:
@@ -99,12 +101,7 @@ class HostAllreduce(ArrayReduction):
         tick: Callable[[], object] = self._context.world.ticker("allreduce", 0) or int
         begin = self._values.calling("allreduce", self._folding)
         is_small, dtype, shape, plain = self._is_small, self.dtype, self.shape, np.ndarray
-        guard, compares, total, is_direct = (
-            self._guard,
-            self._compares,
-            self._total,
-            self._is_direct,
-        )
+        guard, compares, total = self._guard, self._compares, self._total
         quietly: Callable[..., object] = self._quietly
 
         def run(array: Any, out: Any) -> Any:
@@ -136,11 +133,8 @@ class HostAllreduce(ArrayReduction):
                     folding = begin(array, DOING)
                     if folding is None:
                         self._raise_mismatch()
-                    if is_direct:
-                        quietly(*folding, out)
-                    else:
-                        quietly(*folding)
-                        out[...] = total
+                    quietly(*folding)
+                    out[...] = total
                 else:
                     if not compares:
                         tick()
@@ -174,10 +168,7 @@ class HostAllreduce(ArrayReduction):
         values = self._gather(source, DOING)
         if values is None:
             self._raise_mismatch()
-        folding = self._folding(values)
-        if self._is_direct:
-            folding += (self._total,)
-        self._quietly(*folding)
+        self._quietly(*self._folding(values))
         target[...] = self._total
         return self._delivered(array, target, out)
 
@@ -203,7 +194,7 @@ class HostAllreduce(ArrayReduction):
         """Return a rank's array as a NumPy array, which has the shape and the dtype of the reduction."""
         if np.isscalar(array):
             array = scalar_array(array, self.dtype)
-        self._check(describe(array, "array"), "array")
+        check_array(describe(array, "array"), self.shape, self.dtype, "array")
         host = as_ndarray(array)
         return host if isinstance(host, np.ndarray) else to_host(array)
 

@@ -47,7 +47,7 @@ from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams, refuse_loop
-from halox.runtime.handshake import handshake
+from halox.runtime.handshake import connect
 from halox.runtime.segments import Place, SegmentKey
 from halox.runtime.world import World
 
@@ -65,9 +65,8 @@ class MappedBlocks(NamedTuple):
 class CopyRecord:
     """Description of a rank for a peer."""
 
-    ends: dict[
-        tuple[str, int], MappedBlocks
-    ]  # of the messages that the peer moves, by direction and tag
+    # Ends of the messages that the peer moves, by direction and tag.
+    ends: dict[tuple[str, int], MappedBlocks]
     segments: dict[SegmentKey, bytes]  # handles of the memory that the peer accesses
     ready: int  # numbers of this rank's events
     moved: int
@@ -273,19 +272,11 @@ def make_channel(
 ) -> CopyChannel | None:
     """Make the channel of a job together with its peers, None on a rank without messages; collective over the world."""
 
-    def begin() -> CopyChannel | None:
-        if memory is None or link is None or not job.messages:
-            return None
+    def begin() -> CopyChannel:
+        assert memory is not None and link is not None
         return CopyChannel(job, directions, *memory, link)
 
-    channel: CopyChannel | None = handshake(
-        world,
-        begin,
-        (lambda channel, _: channel.records(), CopyChannel.open),
-        "the making of a plan",
-        peers=lambda _: job.peers,
-    )
-    return channel
+    return connect(world, job.peers, begin, CopyChannel.records, CopyChannel.open)
 
 
 def _is_mover(message: Message, direction: Direction) -> bool:

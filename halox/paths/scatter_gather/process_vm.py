@@ -27,7 +27,7 @@ from halox.paths.node import NodeLink
 from halox.paths.scatter_gather.blocks import blocks_of
 from halox.runtime.arrays import address_of
 from halox.runtime.cross_memory import MOST_BLOCKS, Iovec, MemoryCopy
-from halox.runtime.handshake import handshake
+from halox.runtime.handshake import connect
 from halox.runtime.world import World
 
 LEAST_SHARED_BYTES = 16 << 10
@@ -158,17 +158,11 @@ def make_channel(
 ) -> ProcessVmChannel | None:
     """Make the channel of a job together with its peers, None on a rank without messages; collective over the world."""
 
-    def begin() -> ProcessVmChannel | None:
-        return None if link is None or not job.messages else ProcessVmChannel(job, pids, link)
+    def begin() -> ProcessVmChannel:
+        assert link is not None
+        return ProcessVmChannel(job, pids, link)
 
-    channel: ProcessVmChannel | None = handshake(
-        world,
-        begin,
-        (lambda channel, _: channel.lists(), ProcessVmChannel.open),
-        "the making of a plan",
-        peers=lambda _: job.peers,
-    )
-    return channel
+    return connect(world, job.peers, begin, ProcessVmChannel.lists, ProcessVmChannel.open)
 
 
 def _failure(error: OSError, rank: int, peer: int) -> HaloxError:
