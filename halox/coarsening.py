@@ -86,8 +86,9 @@ class CoarseGrid(Grid[FieldArray]):
                 receives = fuse("receive", ((rank, 0, blocks[rank]) for rank in others))
                 return Draft((field,), (describe(field),), sends, receives)
 
-            plan = make_plan(finer.domain.context, draft)
-        finer.domain.dependents.add(plan)
+            runner = make_plan(finer.domain.context, draft)
+        finer.domain.dependents.add(runner)
+        plan = Plan(runner)
         self._collectors.append(plan)
         return plan
 

@@ -27,6 +27,7 @@ from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
+from halox.exchange.runner import Runner
 from halox.grid_reductions import GridReductions
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
@@ -785,8 +786,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:
             cached = self._cached("copy", fields, corners, key)
-        plan, bound = cached
-        plan.run(bound)
+        runner, bound = cached
+        runner.run(bound)
 
     def accumulate(self, *fields: FieldLike, corners: bool | None = None) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
@@ -804,8 +805,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:
             cached = self._cached("add", fields, corners, key)
-        plan, bound = cached
-        plan.run(bound)
+        runner, bound = cached
+        runner.run(bound)
 
     @single_threaded
     def plan(
@@ -845,7 +846,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
-        plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
+        runner = self._plan("copy", fields, corners, keep=True, path=path, check=check)
         read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)
         is_same: Check = partial(check_same_arrays, read)
 
@@ -853,9 +854,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             known = self._known_plans.find(key, others) or self._plans.find(key, others)
             return known or self._cached("copy", others, corners, key, path=path, check=is_same)
 
-        debug = None
         if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
-            debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
+            cells = [self.interior(field) for field in fields]
+            runner.begin_with(UnchangedCheck(cells, self.device_id))
 
         def stores(*given: object) -> StoreChannel:
             from halox.paths.peer.stores import make_stores
@@ -863,8 +864,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             with_corners = self.corners if corners is None else corners
             return make_stores(self.domain.context, read, with_corners, *given)
 
-        plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
-        return plan
+        return Plan(runner, Loops(read, every, overlap, self.device_id, find), stores)
 
     def explain(self, *fields: FieldLike) -> Report | str:
         """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
@@ -881,7 +881,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:
             cached = self._cached("copy", fields, None, key)
-        return cached[0].explain()
+        return cached[0].report
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any
@@ -1305,9 +1305,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         **options: Any,
     ) -> CachedPlan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
-        plan = self._plan(operation, fields, corners, keep=False, **options)
-        self._plans.add(key, fields, plan)
-        return plan, None
+        runner = self._plan(operation, fields, corners, keep=False, **options)
+        return self._plans.add(key, fields, runner)
 
     def _plan(
         self,
@@ -1318,7 +1317,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         keep: bool,
         path: str | None = None,
         check: Check = lambda *_: 1,
-    ) -> Plan:
+    ) -> Runner:
         """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
 
         def draft() -> Draft:
@@ -1344,6 +1343,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self._plans.sweep()
-        plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
+        runner = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
         self.plans_made += 1
-        return plan
+        return runner
