@@ -119,9 +119,9 @@ def collecting_plan(finer: Domain, coarse: Coarse, field: Any) -> Plan | None:
             receives = fuse("receive", ((rank, 0, blocks[rank]) for rank in others))
             return Draft((field,), (describe(field),), sends, receives)
 
-        plan = make_plan(finer.context, draft)
-    finer.dependents.add(plan)
-    return plan
+        runner = make_plan(finer.context, draft)
+    finer.dependents.add(runner)
+    return Plan(runner)
 
 
 def _coarse_axis(index: int, axis: AxisPartition, factor: int, is_even: bool) -> AxisPartition:

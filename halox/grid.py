@@ -630,8 +630,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
             cached = self._plans.add("copy", fields, corners, key)
-        plan, bound = cached
-        plan.run(bound)
+        runner, bound = cached
+        runner.run(bound)
 
     def accumulate(self, *fields: FieldLike, corners: bool | None = None) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
@@ -649,8 +649,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
             cached = self._plans.add("add", fields, corners, key)
-        plan, bound = cached
-        plan.run(bound)
+        runner, bound = cached
+        runner.run(bound)
 
     def plan(
         self,
@@ -694,7 +694,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
             raise FieldError("explain: give fields; grid.describe() describes the grid")
-        return self._plans.of_call(fields, None, self.corners)[0].explain()
+        return self._plans.of_call(fields, None, self.corners)[0].report
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any

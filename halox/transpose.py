@@ -19,6 +19,7 @@ from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
+from halox.exchange.runner import Runner
 from halox.exchange.transpose import memory_order, transpose_draft, transpose_ends
 from halox.grid import Grid
 from halox.paths import requested_path
@@ -124,7 +125,7 @@ class Transpose(Closing):
         )
         layouts_a.register(self._plans.known)
         layouts_b.register(self._plans.known)
-        self._dependents: weakref.WeakSet[Plan] = weakref.WeakSet()
+        self._dependents: weakref.WeakSet[Runner] = weakref.WeakSet()
 
     def forward(self, u: object, v: object) -> None:
         """Copy the cells of ``u`` to ``v``.
@@ -182,7 +183,7 @@ class Transpose(Closing):
         """
         reverse = as_bool(backward)
         direction = "" if reverse is None else "backward" if reverse else "forward"
-        return self._make(direction, u, v, keep=True, path=path)
+        return Plan(self._make(direction, u, v, keep=True, path=path))
 
     def close(self) -> None:
         """Close the plans; local. The grids stay open, and repeated calls have no effect."""
@@ -221,15 +222,15 @@ class Transpose(Closing):
         arrays = u, v
         cached = self._plans.known.find(direction, arrays) or self._plans.find(direction, arrays)
         if cached is None:
-            cached = self._make(direction, u, v, keep=False), None
-            self._plans.add(direction, arrays, cached[0])
-        plan, bound = cached
-        plan.run(bound)
+            runner = self._make(direction, u, v, keep=False)
+            cached = self._plans.add(direction, arrays, runner)
+        runner, bound = cached
+        runner.run(bound)
 
     @single_threaded
     def _make(
         self, direction: str, u: object, v: object, *, keep: bool, path: str | None = None
-    ) -> Plan:
+    ) -> Runner:
         if self._closed:
             raise ClosedError("the transpose is closed; make a new one")
         world = self._world
@@ -244,7 +245,7 @@ class Transpose(Closing):
             source, target = sides if direction == "forward" else sides[::-1]
             return transpose_draft(source, target, order)
 
-        plan = make_domain_plan(
+        runner = make_domain_plan(
             self.domain_a,
             draft,
             keep=keep,
@@ -252,8 +253,8 @@ class Transpose(Closing):
             call="start of a plan" if keep else direction,
             partner=self.domain_b,
         )
-        self._dependents.add(plan)
-        return plan
+        self._dependents.add(runner)
+        return runner
 
     def _read(
         self, direction: str, u: object, v: object

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
 from halox.errors import HaloxError
-from halox.exchange.plan import Bound, Plan
+from halox.exchange.runner import Bound, Runner
 from halox.runtime.arrays import Described, owner
 from halox.runtime.known_arrays import KnownArrays
 
@@ -24,7 +24,7 @@ CAPACITY = 512
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
 """Key of a shared plan, and the descriptions of the arrays of this call."""
 
-CachedPlan: TypeAlias = tuple[Plan, Bound | None]
+CachedPlan: TypeAlias = tuple[Runner, Bound | None]
 """A plan and its argument: None for the plan's own arrays, otherwise views of other arrays."""
 
 
@@ -33,7 +33,7 @@ class _Entry:
 
     __slots__ = ("__weakref__", "number", "plan", "watched")
 
-    def __init__(self, number: int, plan: Plan | None) -> None:
+    def __init__(self, number: int, plan: Runner | None) -> None:
         self.number = number
         self.plan = plan
         self.watched: tuple[weakref.ref[object], ...] = ()
@@ -68,7 +68,7 @@ class PlanCache:
         self._has_unshared = False
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
-        self._to_close: list[Plan] = []
+        self._to_close: list[Runner] = []
 
     def __len__(self) -> int:
         """Return the number of plans in the cache."""
@@ -102,8 +102,8 @@ class PlanCache:
             self.known.keep(kind, arrays, (plan, bound))
         return plan, bound
 
-    def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
-        """Add a plan; collective, so that the count of plans is the same on all ranks."""
+    def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Runner) -> CachedPlan:
+        """Add a plan, and return it for these arrays; collective, so that all ranks have the same number of plans."""
         self.sweep()
         self._added += 1
         for oldest, entry in self._entries.copy().items():  # arrays may be collected meanwhile
@@ -112,12 +112,11 @@ class PlanCache:
             self._evict(oldest)
         shared = self._shared_key_of(arrays)
         if shared is not None and plan.relocatable:
-            # `find` makes views of these arrays, too.
             self._has_shared = True
             self._evict((kind, shared[0]))
             self._entries[kind, shared[0]] = _Entry(self._added, plan)
             self.known.passed_before(arrays)
-            return
+            return plan, plan.views(shared[1])
         self._has_unshared |= shared is not None
         key, place = (kind, self._key_of(arrays)), weakref.ref(self)
 
@@ -130,6 +129,7 @@ class PlanCache:
         entry = self._entries[key] = _Entry(self._added, plan)
         entry.watched = tuple(weakref.ref(owner(array), forget) for array in arrays)
         self.known.keep(kind, arrays, (plan, None))
+        return plan, None
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""

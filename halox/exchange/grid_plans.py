@@ -17,6 +17,7 @@ from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
+from halox.exchange.runner import Runner
 from halox.paths.base import Operation
 from halox.runtime.call_guard import single_threaded
 from halox.values import check_bool
@@ -53,9 +54,8 @@ class GridPlans:
     ) -> CachedPlan:
         """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
         self._world.begin("exchange" if operation == "copy" else "accumulate")
-        plan = self.make(operation, fields, corners, keep=False, **options)
-        self.cache.add(key, fields, plan)
-        return plan, None
+        runner = self.make(operation, fields, corners, keep=False, **options)
+        return self.cache.add(key, fields, runner)
 
     @single_threaded
     def persistent(
@@ -72,18 +72,17 @@ class GridPlans:
         domain = self._domain
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
-        plan = self.make("copy", fields, corners, keep=True, path=path, check=check)
+        runner = self.make("copy", fields, corners, keep=True, path=path, check=check)
         read, key = [self._layouts.read(field) for field in fields], ("plan", domain.plans_made)
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
             return self.of_call(others, corners, key, path=path, check=is_same)
 
-        debug = None
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
             pairs = zip(fields, read, strict=True)
             interiors = [field[layout.interior] for field, (_, layout) in pairs]
-            debug = UnchangedCheck(interiors, domain.device_id)
+            runner.begin_with(UnchangedCheck(interiors, domain.device_id))
 
         def stores(*given: object) -> StoreChannel:
             from halox.paths.peer.stores import make_stores
@@ -91,8 +90,7 @@ class GridPlans:
             with_corners = domain.division.corners if corners is None else corners
             return make_stores(domain.context, read, with_corners, *given)
 
-        plan.serve(Loops(read, every, overlap, domain.device_id, find), debug, stores)
-        return plan
+        return Plan(runner, Loops(read, every, overlap, domain.device_id, find), stores)
 
     def make(
         self,
@@ -103,7 +101,7 @@ class GridPlans:
         keep: bool,
         path: str | None = None,
         check: Check = lambda *_: 1,
-    ) -> Plan:
+    ) -> Runner:
         """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
 
         def draft() -> Draft:
@@ -131,6 +129,6 @@ class GridPlans:
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self.cache.sweep()
-        plan = make_domain_plan(self._domain, draft, keep=keep, path=path, call=call)
+        runner = make_domain_plan(self._domain, draft, keep=keep, path=path, call=call)
         self._domain.plans_made += 1
-        return plan
+        return runner

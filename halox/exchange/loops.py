@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
-from halox.exchange.plan import Bound, Plan
 from halox.exchange.regions import (
     Cells,
     check_every,
@@ -21,6 +20,7 @@ from halox.exchange.regions import (
     overlap_regions,
     owned_cells,
 )
+from halox.exchange.runner import Bound, Runner
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
@@ -33,7 +33,7 @@ Read: TypeAlias = Sequence[tuple[Described, FieldLayout]]
 Check: TypeAlias = Callable[[Read, bool], int]
 """Checks the fields of a new plan, with or without corners; returns the number of steps between exchanges."""
 
-Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Plan, Bound | None]]
+Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Runner, Bound | None]]
 
 _LOOPS = 10
 """Timed loops, half of them with overlap; the first loop of each half does not count."""
@@ -65,27 +65,29 @@ class Overlap:
             self._is_on = True
         self._marks: list[tuple[Any, Any]] = []  # of loops with overlap, and, in turn, without
 
-    def loop(self, plan: Plan, bound: Bound | None, arrays: tuple[object, ...]) -> Iterator[Cells]:
-        """Exchange by a plan, and yield the regions; ``bound`` has the views of ``arrays`` that are not the plan's."""
+    def loop(
+        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
+    ) -> Iterator[Cells]:
+        """Exchange, and yield the regions; ``bound`` has the views of ``arrays`` that are not the plan's."""
         if self._is_on is None and not _is_captured(self._device):
             if len(self._marks) < _LOOPS:
                 overlaps = len(self._marks) % 2 == 0
-                return self._timed(self._run(overlaps, plan, bound, arrays))
+                return self._timed(self._run(overlaps, runner, bound, arrays))
             self._decide()
-        return self._run(self._is_on is not False, plan, bound, arrays)
+        return self._run(self._is_on is not False, runner, bound, arrays)
 
     def _run(
-        self, overlaps: bool, plan: Plan, bound: Bound | None, arrays: tuple[object, ...]
+        self, overlaps: bool, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
     ) -> Iterator[Cells]:
         if not overlaps:
-            plan.run(bound)
+            runner.run(bound)
             yield self._whole
             return
-        plan.start_on(bound, arrays)
+        runner.start(bound, arrays)
         try:
             yield from self._early
         finally:  # also after `break` or an error in the body of the loop
-            plan.finish()
+            runner.finish()
         yield from self._late
 
     def _timed(self, loop: Iterator[Cells]) -> Iterator[Cells]:
@@ -233,7 +235,7 @@ class UnchangedCheck:
             warnings.warn(
                 "a plan exchanges arrays whose cells are the same as in its last exchange; if names of arrays were "
                 "swapped, give the plan the present array: plan(u), plan.overlap(u) or plan.steps(u)",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

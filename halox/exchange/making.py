@@ -19,8 +19,8 @@ from functools import cached_property, partial
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.exchange.draft import Borrowed, Draft, check_draft
-from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
+from halox.exchange.runner import Runner
 from halox.exchange.selection import choose_route, describe_end
 from halox.exchange.walls import WallChannel
 from halox.paths import HOST_PATHS, PATHS, requested_path
@@ -83,7 +83,7 @@ def make_plan(
     path: str | None = None,
     leave_sms: bool = False,
     call: str = "start of a plan",
-) -> Plan:
+) -> Runner:
     """Make a plan; collective. Waits until the GPU of the arrays is idle.
 
     ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive;
@@ -116,8 +116,6 @@ def make_plan(
     relocatable = not fixed
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
-    from halox.exchange.measuring import Timer
-
     paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
     choose = _chooser(context, record, paths, leave_sms=leave_sms)
 
@@ -133,20 +131,18 @@ def make_plan(
     routes, error = _choose_routes(world, whole, describe, choose)
     build = _build(context, number, whole, drafted.device, routes, paths, error)
     channels, needs_host, is_movable = _make_channels(build, drafted)
-    plan = Plan(
-        [each.channel for each in channels],
+    runner = Runner(
+        world,
+        drafted.device,
+        channels,
         _report(world.rank, drafted, build),
-        drafted.sends,
-        world.check_open,
         partial(context.leftovers.add, number),
-        Timer(world, drafted.device, channels),
         # A run without host work is only a launch, and no rank counts it.
         world.ticker(call, number) if needs_host else None,
-        guard=world.guard,
+        relocatable=relocatable and is_movable,
     )
-    plan.relocatable = relocatable and is_movable
-    plan.hold(drafted.arrays, alive=keep)
-    return plan
+    runner.hold(drafted.arrays, alive=keep)
+    return runner
 
 
 def make_domain_plan(
@@ -157,7 +153,7 @@ def make_domain_plan(
     path: str | None,
     call: str,
     partner: Domain | None = None,
-) -> Plan:
+) -> Runner:
     """Make a plan between fields of a domain, with the domain's options; see `make_plan`.
 
     ``partner`` is a second domain on the same communicator if fields of both take part. The plan is closed with each
@@ -167,11 +163,11 @@ def make_domain_plan(
     division = domain.division
     path = division.path if path is None else path
     leave_sms = division.leave_sms
-    plan = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
+    runner = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
     for owner in (domain, partner):
         if owner is not None:
-            owner.dependents.add(plan)
-    return plan
+            owner.dependents.add(runner)
+    return runner
 
 
 def _prepared(

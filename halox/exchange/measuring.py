@@ -1,6 +1,6 @@
 """Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows.
 
-`Plan.measure` uses a `Timer`, and ``halox tune`` uses `exchange_us`.
+`Plan.measure` uses `measure`, and ``halox tune`` uses `exchange_us`.
 """
 
 from __future__ import annotations
@@ -24,47 +24,36 @@ MOST_REPEATS = 1_000_000
 _MEASURING = "the measuring of a plan"
 
 
-class Timer:
-    """Measures each channel of a plan separately."""
+def check_repeats(world: World, repeats: object) -> int:
+    """Return the number of exchanges; raise on all ranks unless all ranks ask for the same; collective."""
+    world.begin("measure")
 
-    def __init__(
-        self, world: World, device: int | None, carried: Sequence[ChannelMessages]
-    ) -> None:
-        self._world, self._device = world, device
-        # Without the channels themselves: the plan drops them when it is closed.
-        self._messages = [(each.name, each.messages) for each in carried]
+    def read() -> tuple[int, dict[str, object]]:
+        number = as_int(repeats)
+        if number is None or number < 1:
+            raise HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
+        if number > MOST_REPEATS:
+            raise HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
+        return number, {"repeats": number}
 
-    def check(self, repeats: object) -> int:
-        """Return the number of exchanges; raise on all ranks unless all ranks ask for the same; collective."""
-        self._world.begin("measure")
+    return world.attempt(read, _MEASURING, alike=True)
 
-        def read() -> tuple[int, dict[str, object]]:
-            number = as_int(repeats)
-            if number is None or number < 1:
-                raise HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
-            if number > MOST_REPEATS:
-                raise HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
-            return number, {"repeats": number}
 
-        return self._world.attempt(read, _MEASURING, alike=True)
+def measure(
+    world: World, device: int | None, carried: Sequence[ChannelMessages], repeats: int
+) -> dict[Key, float]:
+    """Return, for each message, the microseconds of an exchange of the channel that carries it.
 
-    def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
-        """Return, for each message, the microseconds of an exchange of the channel that carries it.
-
-        Collective; the exchanges move the arrays' contents. The channels are measured in sequence. All ranks
-        use the same order of names, since a rank may lack channels that other ranks have.
-        """
-        mine = {
-            name: channel
-            for (name, _), channel in zip(self._messages, channels, strict=True)
-            if channel.is_measured
-        }
-        _, names = self._world.gather(lambda: (None, sorted(mine)), _MEASURING)
-        us = {
-            name: exchange_us(self._world, mine.get(name), repeats, self._device)
-            for name in sorted(set[str]().union(*names.distinct))
-        }
-        return {message.key: us[name] for name, messages in self._messages for message in messages}
+    Collective; the exchanges move the arrays' contents. The channels are measured in sequence. All ranks use the same
+    order of names, since a rank may lack channels that other ranks have.
+    """
+    mine = {each.name: each.channel for each in carried if each.channel.is_measured}
+    _, names = world.gather(lambda: (None, sorted(mine)), _MEASURING)
+    us = {
+        name: exchange_us(world, mine.get(name), repeats, device)
+        for name in sorted(set[str]().union(*names.distinct))
+    }
+    return {message.key: us[each.name] for each in carried for message in each.messages}
 
 
 def exchange_us(

@@ -1,65 +1,24 @@
-"""Persistent plan of an exchange, started and finished in every step.
-
-A plan runs the steps of its channels, one after another. It also keeps its state, so that calls in a wrong order, from
-two threads, or after a failure raise errors.
-"""
+"""Persistent plan of an exchange, started and finished in every step: what users see of a `Runner`."""
 
 from __future__ import annotations
 
-import ctypes
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
-from halox.errors import ClosedError, FieldError, StateError
-from halox.exchange.report import Report
-from halox.paths.base import Channel
-from halox.paths.messages import Message
-from halox.runtime.arrays import Described, owner, sharing, span
-from halox.runtime.call_guard import CallGuard, Unique
-from halox.runtime.finalizing import FORKED, keep
+from halox.errors import FieldError
+from halox.exchange.runner import READY, Bound, Runner
+from halox.runtime.call_guard import Unique
 
 if TYPE_CHECKING:
     from halox.exchange.loops import Loops
-    from halox.exchange.measuring import Timer
     from halox.exchange.regions import Cells
+    from halox.exchange.report import Report
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
 
-# Or a function that returns an array of ctypes, which NumPy accepts, too.
-_MemoryAt: TypeAlias = Callable[[int], memoryview]
-
-# _READY must be 0: a call tests the state and the guard's user together.
-_READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
-_MOST_BOUND = 32
-
-Bound: TypeAlias = list[object]
-"""For each movable channel of a plan its views of other arrays."""
-
-
-Release: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
-"""Receives a closed plan's channels, to free later, and its arrays, to keep while other ranks may access them."""
-
-
-class _Life:
-    """State of a plan, and the arrays that must live during an exchange; shared with the plan's finalizer."""
-
-    __slots__ = ("arrays", "state", "watched")
-
-    def __init__(self) -> None:
-        self.state = _READY
-        self.arrays: tuple[object, ...] = ()
-        self.watched: tuple[weakref.ref[object], ...] = ()
-
-    def fail(self) -> None:
-        """Keep the arrays alive, since peers may still access them."""
-        if not self.arrays:
-            self.arrays = tuple(array for ref in self.watched if (array := ref()) is not None)
 
 
 class Plan(Unique):
@@ -98,47 +57,16 @@ class Plan(Unique):
 
     def __init__(
         self,
-        channels: Sequence[Channel],
-        report: Report,
-        messages: Sequence[Message],
-        check_open: Callable[[], None],
-        release_memory: Release,
-        timer: Timer | None = None,
-        tick: Callable[[], None] | None = None,
-        *,
-        guard: CallGuard,
+        runner: Runner,
+        loops: Loops | None = None,
+        make_stores: Callable[..., StoreChannel] | None = None,
     ) -> None:
-        self._channels = [*channels]
-        self._life = _Life()
-        release = partial(_close, self._channels, self._life, release_memory)
-        # Not at exit, when MPI and CUDA may already be finalized.
-        self._collected = weakref.finalize(self, guard.outside, release)
-        self._collected.atexit = False
-        self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
-        counted = () if tick is None else (tick,)
-        # Leave out steps of channels that do nothing in them.
-        starts = [c for c in channels if type(c).start is not Channel.start]
-        self._starts = (*counted, *(channel.start for channel in starts))
-        self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
-        self._steps = (*counted, *map(_run_of, starts), *self._finishes)
-        self._movable = tuple(channel for channel in channels if channel.is_movable)
-        # Of each array: the number of bytes before its first element, and the function that maps memory at an address.
-        self._spans: list[tuple[int, _MemoryAt]] = []
-        # Views by the addresses of the arrays: of memory in use, and of memory that may be used again.
-        self._bounds: dict[tuple[int, ...], Bound] = {}
-        self.bound: Bound | None = None
-        self.relocatable = False
-        self._loops: Loops | None = None
-        self._make_stores: Callable[..., StoreChannel] | None = None
+        self._runner, self._loops = runner, loops
+        self._make_stores = make_stores
         self._stores: StoreChannel | None = None
-        self._report = report
-        self._timer = timer
-        self._check_open = check_open
-        self._guard = guard
-        self.arrays: tuple[object, ...] = ()
-        sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
-        self.bytes_sent = sum(m.nbytes for m in sent)
-        self.messages_sent = len(sent)
+        report = runner.report
+        sent = [r.nbytes for r in report.rows if r.direction == "send" and r.peer != report.rank]
+        self.bytes_sent, self.messages_sent = sum(sent), len(sent)
 
     def __call__(self, *fields: FieldLike) -> None:
         """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`.
@@ -149,117 +77,25 @@ class Plan(Unique):
         collective over all ranks, and the grid keeps the plan that it makes.
         """
         if fields:
-            plan, bound = self._plan_of(fields)
-            plan.run(bound)
-            return
-        # The same code as `run` and `_advance`, to save the time of another call.
-        guard, life = self._guard, self._life
-        outer = guard.user
-        if life.state or outer:
-            self._check_state(_READY, "called between start() and finish(); call finish() first")
-        guard.user = life.state = _RUNNING
-        if self._checks:
-            self._check(_READY, outer)
-        try:
-            for step in self._steps:
-                step()
-        except BaseException as error:
-            self._fail(error, outer)
-            raise
-        guard.user, life.state = outer, _READY
+            runner, bound = self._find(fields)
+            runner.run(bound)
+        else:
+            self._runner.run()
 
-    def run(self, bound: Bound | None) -> None:
-        """Run one exchange of other arrays, of which ``bound`` has the views; of the plan's arrays if it is None."""
-        guard, life = self._guard, self._life
-        outer = guard.user
-        if life.state or outer:
-            self._check_state(_READY, "called between start() and finish(); call finish() first")
-        guard.user = life.state = _RUNNING
-        if self._checks:
-            self._check(_READY, outer)
-        try:
-            if bound is not self.bound:  # not earlier: until here another thread may be inside
-                self._move(bound)
-            for step in self._steps:
-                step()
-        except BaseException as error:
-            self._fail(error, outer)
-            raise
-        guard.user, life.state = outer, _READY
-
-    def serve(
-        self,
-        loops: Loops,
-        check: Callable[[], None] | None,
-        make_stores: Callable[..., StoreChannel] | None = None,
-    ) -> None:
-        """Allow loops, calls with other arrays, and `device_handle`; ``check`` is the first step of each exchange."""
-        self._loops, self._make_stores = loops, make_stores
-        if check is not None:
-            self._starts, self._steps = (check, *self._starts), (check, *self._steps)
+    def _find(self, fields: tuple[object, ...]) -> tuple[Runner, Bound | None]:
+        """Return the runner that exchanges the arrays of a call of this plan, and its argument."""
+        own = self._runner.arrays
+        if not fields or (len(fields) == len(own) and all(map(is_, fields, own))):
+            return self._runner, None
+        return self._get_loops().find(fields)
 
     def _get_loops(self) -> Loops:
-        self._check_open()
+        self._runner.check_open()
         if self._loops is None:
             raise FieldError(
                 "only plans of grid.plan have loops and take other arrays; call this one without arrays"
             )
         return self._loops
-
-    def _plan_of(self, fields: tuple[object, ...]) -> tuple[Plan, Bound | None]:
-        """Return the plan that exchanges some arrays in a call of this plan, and its argument."""
-        if not fields or (len(fields) == len(self.arrays) and all(map(is_, fields, self.arrays))):
-            return self, None
-        return self._get_loops().find(fields)
-
-    def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
-        """Keep the plan's arrays alive: always, or only after a failure."""
-        if alive:
-            self.arrays = tuple(arrays)
-        watched = []
-        for array in arrays:
-            with suppress(TypeError):  # arrays of other libraries may not support weak references
-                watched.append(weakref.ref(owner(array)))
-        self._life.watched = tuple(watched)
-
-    def _move(self, bound: Bound | None) -> None:
-        """Work on other arrays of the same layouts from now on."""
-        if bound is not None:
-            for channel, views in zip(self._movable, bound, strict=True):
-                channel.bind(views)
-        self.bound = bound
-
-    def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return views of other arrays for a call; None if the plan must not exchange these arrays together.
-
-        Views know only addresses, so that they serve every array of the layout at that address.
-        """
-        places = tuple([one.pointer for one in described])
-        bound = self._bounds.get(places)
-        if bound is None:
-            bound = self._views(described)
-            if bound is not None:
-                if len(self._bounds) >= _MOST_BOUND:
-                    self._bounds.clear()
-                self._bounds[places] = bound
-        return bound
-
-    def _views(self, described: Sequence[Described]) -> Bound | None:
-        if sharing(described):
-            return None
-        if described[0].device is not None:
-            pointers = [one.pointer for one in described]
-            return [channel.views(pointers) for channel in self._movable]
-        if not self._spans:
-            for one in described:
-                before, behind = span(one.shape, one.strides, one.dtype.itemsize)
-                memory = ctypes.c_char * (before + behind)
-                self._spans.append((before, cast("_MemoryAt", memory.from_address)))
-        memories = [
-            memory_at(one.pointer - before)
-            for one, (before, memory_at) in zip(described, self._spans, strict=True)
-        ]
-        return [channel.views(memories) for channel in self._movable]
 
     def start(self) -> None:
         """Begin an exchange.
@@ -282,10 +118,7 @@ class Plan(Unique):
         On the peer path the exchange runs on a separate stream of high priority, concurrently with work that is put on
         the current stream until `finish`. On the other paths of a GPU the packing kernels run on the current stream.
         """
-        misuse = "start() was called twice; call finish() between two starts"
-        self._advance((_READY, _STARTED), self._starts, misuse)
-        # Neighbours may still read or write the arrays, even if this rank drops the plan.
-        self._life.arrays = self.arrays
+        self._runner.start()
 
     def finish(self) -> None:
         """End the exchange: the halos hold the neighbours' values, on a GPU for work put on the current stream later.
@@ -300,17 +133,7 @@ class Plan(Unique):
         ExchangeTimeoutError
             If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
         """
-        misuse = "finish() was called without start(); call start() first"
-        self._advance((_STARTED, _READY), self._finishes, misuse)
-        self._life.arrays = ()
-
-    def start_on(self, bound: Bound | None, arrays: tuple[object, ...]) -> None:
-        """Begin an exchange of other arrays; ``bound`` is the same as for `run`."""
-        if bound is not None:
-            misuse = "called between start() and finish(); call finish() first"
-            self._advance((_READY, _READY), (partial(self._move, bound),), misuse)
-        self.start()
-        self._life.arrays = self.arrays or arrays
+        self._runner.finish()
 
     def overlap(
         self, *fields: FieldLike, width: int | None = None, field: int = 0
@@ -339,7 +162,7 @@ class Plan(Unique):
         region after the exchange if the block has no interior, or overlap is off: by the option ``overlap`` of
         `Grid.plan`, or because it was slower.
         """
-        return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
+        return self._get_loops().overlap(width, field).loop(*self._find(fields), fields)
 
     def steps(self, *fields: FieldLike, field: int = 0) -> Iterator[Cells]:
         """Exchange, and return an iterator of the regions of the ``every`` steps until the next exchange.
@@ -351,8 +174,8 @@ class Plan(Unique):
         boundaries.
         """
         regions = self._get_loops().steps(field)
-        plan, bound = self._plan_of(fields)
-        plan.run(bound)
+        runner, bound = self._find(fields)
+        runner.run(bound)
         return iter(regions)
 
     def fill_walls(self, *fields: object) -> None:
@@ -361,75 +184,8 @@ class Plan(Unique):
         Sends nothing. A rank that owns all cells along a periodic axis may fill the halo there, too. Arguments and
         errors are the same as for ``plan(*fields)``.
         """
-        plan, bound = self._plan_of(fields)
-        plan._fill_walls(bound)
-
-    def _fill_walls(self, bound: Bound | None) -> None:
-        move = () if bound is self.bound else (partial(self._move, bound),)
-        fills = [channel.fill for channel in self._channels]
-        misuse = "called between start() and finish(); call finish() first"
-        self._advance((_READY, _READY), (*move, *fills), misuse, is_exchange=False)
-
-    def _advance(
-        self,
-        states: tuple[int, int],
-        steps: Sequence[Callable[[], object]],
-        misuse: str,
-        *,
-        is_exchange: bool = True,
-    ) -> None:
-        """Run the steps between two states; keeps other threads out, and marks the plan as failed on an error."""
-        before, after = states
-        guard, life = self._guard, self._life
-        outer = guard.user
-        if life.state != before or outer:
-            self._check_state(before, misuse)
-        guard.user = life.state = _RUNNING
-        if is_exchange and self._checks:
-            self._check(before, outer)
-        try:
-            for step in steps:
-                step()
-        except BaseException as error:
-            self._fail(error, outer)
-            raise
-        guard.user, life.state = outer, after
-
-    def _fail(self, error: BaseException, outer: int) -> None:
-        """Mark the exchange as failed, and keep the arrays alive, since peers may still access them."""
-        life = self._life
-        life.state, life.arrays = _FAILED, self.arrays
-        life.fail()
-        self._guard.leave(error, outer)
-
-    def _check(self, before: int, outer: int) -> None:
-        """Let the channels refuse the exchange; the state is then the same as before the call."""
-        try:
-            for check in self._checks:
-                check()
-        except BaseException:
-            self._guard.user, self._life.state = outer, before
-            raise
-
-    def _check_state(self, before: int, misuse: str) -> None:
-        """Raise unless the plan is in a state, and no other thread is inside a call on the communicator."""
-        if self._life.state != before or self._guard.user < 0:
-            self._refuse(before, misuse)
-        self._guard.check_thread()  # an enclosing call of this thread is allowed
-
-    def _refuse(self, before: int, misuse: str) -> NoReturn:
-        """Raise the reason why the call is not allowed in this state."""
-        self._check_open()
-        if self._life.state == _RUNNING:
-            raise StateError(
-                "another thread is inside this plan; call it from one thread, or make a plan for each thread, on a "
-                "grid with a duplicate of the communicator"
-            )
-        if self._life.state == _FAILED:
-            misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
-        elif self._life.state == before:
-            self._guard.refuse()
-        raise StateError(misuse)
+        runner, bound = self._find(fields)
+        runner.fill_walls(bound)
 
     @property
     def device_handle(self) -> Any:
@@ -446,20 +202,20 @@ class Plan(Unique):
         Raises `FieldError` if kernels cannot store to the fields, `PathError` if a message does not take the peer path,
         and `ExchangeTimeoutError` if a kernel has waited for a neighbour for ``HALOX_TIMEOUT`` seconds.
         """
-        self._check_open()
+        runner = self._runner
+        runner.check_open()
         if self._stores is None:
             if self._make_stores is None:
                 raise FieldError(
                     "plan.device_handle: this plan fills no halos; use a plan of grid.plan"
                 )
-            self._check_state(
-                _READY, "plan.device_handle was used after start(); call finish() first"
+            runner.check_state(
+                READY, "plan.device_handle was used after start(); call finish() first"
             )
-            with self._guard:
-                rows = [(row.peer, row.path, row.reason) for row in self._report.rows]
-                self._stores = self._make_stores(self.arrays, rows)
-            self._channels.append(self._stores)
-            self._checks = (*self._checks, self._stores.check)
+            with runner.world.guard:
+                rows = [(row.peer, row.path, row.reason) for row in runner.report.rows]
+                self._stores = self._make_stores(runner.arrays, rows)
+            runner.add(self._stores)
         self._stores.check()
         return self._stores.argument
 
@@ -471,12 +227,12 @@ class Plan(Unique):
         Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
         `overlap` after its first call. After `measure`, a note says for which steps deep halos pay; see `steps`.
         """
-        rows = self._report.rows
-        us = {(row.path, row.protocol): row.measured_us or 0.0 for row in rows}
+        report = self._runner.report
+        us = {(row.path, row.protocol): row.measured_us or 0.0 for row in report.rows}
         notes = () if self._loops is None else self._loops.notes(sum(us.values()))
         if not notes:
-            return self._report
-        return replace(self._report, notes=(*self._report.notes, *notes))
+            return report
+        return replace(report, notes=(*report.notes, *notes))
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.
@@ -509,20 +265,19 @@ class Plan(Unique):
         exchanges moves the arrays' contents like a normal call: if received cells are also sent, their values move one
         rank further each time.
         """
-        self._check_open()
-        if self._timer is None:
-            raise StateError("this plan was made without a timer; make it with grid.plan()")
-        timer = self._timer
+        from halox.exchange.measuring import check_repeats, measure
 
-        channels = [channel for channel in self._channels if channel is not self._stores]
+        runner = self._runner
+        runner.check_open()
+        with runner.world.guard:
+            number = check_repeats(runner.world, repeats)
 
-        def measure() -> None:
-            self._report = self._report.measured(timer.measure(channels, number))
+        def times() -> None:
+            us = measure(runner.world, runner.device, runner.carried, number)
+            runner.report = runner.report.measured(us)
 
-        with self._guard:
-            number = timer.check(repeats)
         misuse = "measure() was called between start() and finish(); call finish() first"
-        self._advance((_READY, _READY), (measure,), misuse)
+        runner.call([times], misuse)
         return self.explain()
 
     def close(self) -> None:
@@ -535,52 +290,19 @@ class Plan(Unique):
         StateError
             If another thread is inside this plan.
         """
-        if self._life.state == _RUNNING:
-            self._refuse(_RUNNING, "")
-        detached = self._collected.detach()
-        if detached is not None:
-            _, _, (release,), _ = detached
-            release()
-        self._life.state = _CLOSED
-        self._checks = self._starts = self._steps = self._finishes = ()
-        self._channels, self._stores = [], None
-        self._check_open = _raise_closed
+        self._runner.close()
+        self._stores = None
 
     def __repr__(self) -> str:
         """Return the plan's arrays, message counts and state."""
-        return f"<halox.Plan of {self._summary()}>"
+        report, state = self._runner.report, self._runner.state
+        names, more = ", ".join(report.arrays[:_MOST_NAMES]), len(report.arrays) - _MOST_NAMES
+        return (
+            f"<halox.Plan of rank {report.rank}: {report.operation} of {names or 'nothing'}"
+            f"{f' and {more} more' if more > 0 else ''}, {self.messages_sent} message(s) of {self.bytes_sent} bytes to "
+            f"other ranks{', ' if state else ''}{state}>"
+        )
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""
         return self.explain()._repr_html_()
-
-    def _summary(self) -> str:
-        states = ("", ", started", ", running", ", failed", ", closed")
-        report, more = self._report, len(self._report.arrays) - _MOST_NAMES
-        names = ", ".join(report.arrays[:_MOST_NAMES]) or "nothing"
-        names += f" and {more} more" if more > 0 else ""
-        return (
-            f"rank {report.rank}: {report.operation} of {names}, {self.messages_sent} message(s) of "
-            f"{self.bytes_sent} bytes to other ranks{states[self._life.state]}"
-        )
-
-
-def _close(channels: Sequence[Channel], life: _Life, release_memory: Release) -> None:
-    if FORKED:  # any call of MPI could take the parent's messages
-        keep(channels, life)
-        return
-    # Later channels may depend on earlier channels.
-    backwards = channels[::-1]
-    for channel in backwards:
-        channel.close()
-    if life.state != _READY or any(channel.has_failed for channel in channels):
-        life.fail()
-    release_memory(backwards, life.arrays)
-
-
-def _run_of(channel: Channel) -> Callable[[], None]:
-    return channel.start if type(channel).run is Channel.run else channel.run
-
-
-def _raise_closed() -> None:
-    raise ClosedError("the plan is closed; make a new one")

@@ -130,7 +130,7 @@ class Exchange(Closing):
         world = World(comm, "making an Exchange", "Exchange")
         self._context = Context(world)
         try:
-            self._plan: Plan = make_plan(
+            runner = make_plan(
                 self._context,
                 lambda: _draft(
                     _items("sends", sends, Send), _items("receives", receives, Recv), world
@@ -141,10 +141,11 @@ class Exchange(Closing):
         except BaseException as error:
             self._context.close_after(error)
             raise
+        self._plan, self._run = Plan(runner), runner.run
 
     def __call__(self) -> None:
         """Run the exchange once; raises the errors of `Plan.start` and `Plan.finish`."""
-        self._plan()
+        self._run()
 
     def start(self) -> None:
         """Begin an exchange; see `Plan.start`."""

@@ -19,7 +19,7 @@ from halox.decomposition import Decomposition, FieldLayout, FieldSpec
 from halox.domain import Domain
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
-from halox.exchange.plan import Plan
+from halox.exchange.runner import Runner
 from halox.exchange.transpose import transpose_draft, transpose_ends
 from halox.fft.modes import common_modes, factor
 from halox.fft.stages import DividedStage, Schedule
@@ -54,7 +54,7 @@ class Op:
         Whether the axis that is cut or padded is halved.
     extents : dict of int to int
         Extents of the target by axis, for axes with other extents than in the source.
-    plan : Plan or None
+    plan : Runner or None
         The transpose.
     """
 
@@ -66,7 +66,7 @@ class Op:
     points: int = 0
     half: bool = False
     extents: dict[int, int] = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: Runner | None = None
 
 
 Form: TypeAlias = tuple[tuple[int, ...], DType]
@@ -101,7 +101,7 @@ class Pipeline:
         self._work: list[Any] = [None, None]
         # Layouts and dtypes of the work arrays between stages, which have the first slots.
         self._fields: list[tuple[FieldLayout, DType]] = []
-        self._plans: dict[bool, list[Plan]] = {}
+        self._plans: dict[bool, list[Runner]] = {}
         self._steps: dict[bool, list[Step]] = {}
         # Runs with the slots of their sources and targets, by direction and layouts of the user's arrays.
         self._bound: dict[object, list[tuple[Run, int, int]]] = {}
@@ -163,7 +163,7 @@ class Pipeline:
 
     def reports(self, forward: bool) -> list[Report]:
         """Return the reports of a direction's transposes, empty before `connect`."""
-        return [plan.explain() for plan in self._plans.get(forward, ())]
+        return [plan.report for plan in self._plans.get(forward, ())]
 
     def run(self, forward: bool, source: XArray, target: XArray) -> None:
         """Transform a view of a field's cells into another view, both with the component axes first."""
@@ -312,7 +312,7 @@ class Pipeline:
         engine = self._engine
         if op.plan is not None:
             plan = op.plan
-            return lambda source, target: plan.__call__()
+            return lambda source, target: plan.run()
         if op.kind == "c2c":
             run: Run = engine.c2c(source, target, op.axes, forward=op.forward, norm=op.norm)
             return run

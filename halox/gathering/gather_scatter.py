@@ -309,7 +309,7 @@ def root_of(world: World, root: object) -> int:
 
 def _text(layout: FieldLayout) -> str:
     """Return the text of a layout, to compare between ranks."""
-    return layout.spec.without_boundary.text
+    return str(layout.spec.without_boundary)
 
 
 def _owned_points(field: object, layout: FieldLayout, region: Cut) -> Any:

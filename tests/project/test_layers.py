@@ -150,8 +150,6 @@ def test_imports_go_downward() -> None:
 IN_CIRCLES = {
     "halox.collectives.host.host_expressions",
     "halox.collectives.host.host_fields",
-    "halox.exchange.loops",
-    "halox.exchange.plan",
 }
 """Modules that still import one another in a circle; none may be added."""
 
@@ -327,7 +325,7 @@ def test_the_checks_see_what_they_look_for() -> None:
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-MOST_MODULES = 122
+MOST_MODULES = 124
 """Largest number of modules of halox that ``import halox`` may load."""
 
 FOR_GPUS = ("halox.collectives.device", "halox.packing.device", "cupy", "cuda")

@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def most_stages(plan: Any) -> int:
-    return max(c._buffers.stages_out for c in plan._channels if hasattr(c, "_buffers"))
+    return max(c._buffers.stages_out for c in plan._runner._channels if hasattr(c, "_buffers"))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -18,7 +18,7 @@ from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, agreed_costs
 from halox.exchange.costs import Costs
-from halox.exchange.measuring import Timer, exchange_us
+from halox.exchange.measuring import exchange_us, measure
 from halox.paths.base import Channel, ChannelMessages
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
@@ -105,7 +105,7 @@ def test_channels_that_only_some_ranks_have(comm: MPI.Intracomm) -> None:
     carried = [ChannelMessages(name, mine, (to_half,)), ChannelMessages("all", everyone, (to_all,))]
     if comm.rank % 2:  # in another order
         carried = carried[::-1]
-    found = Timer(world, None, carried).measure([one.channel for one in carried], 4)
+    found = measure(world, None, carried, 4)
     assert set(found) == {to_all.key, to_half.key} and min(found.values()) > 0
     for channel in (everyone, mine):
         assert channel.started == channel.finished == 1 + 5 * 4

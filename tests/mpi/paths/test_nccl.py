@@ -331,7 +331,7 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
         plan = grid.plan(u)
         for _ in range(4):
             plan()
-        watch = plan._channels[0]._watch
+        watch = plan._runner._channels[0]._watch
         watch.limit_s = 1.0  # only from here on, after all construction
         time.sleep(1.5)  # time between exchanges does not count
         assert not nccl.aborted

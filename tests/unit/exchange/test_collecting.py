@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from halox.exchange.plan import Plan
-from halox.paths.base import Channel
+from halox.exchange.runner import Runner
+from halox.paths.base import Channel, ChannelMessages
 from halox.runtime.call_guard import CallGuard, close_collected
 from halox.runtime.deferred import Deferred
 from tests.fakes.lone_rank import nccl_of_one
@@ -36,9 +36,11 @@ class Seen(Channel):
             raise ValueError("in its end")
 
 
-def plan_of(channel: Channel, guard: CallGuard) -> Plan:
+def plan_of(channel: Channel, guard: CallGuard) -> Runner:
     report: Any = SimpleNamespace(rank=0)
-    return Plan([channel], report, [], lambda: None, lambda channels, arrays: None, guard=guard)
+    world: Any = SimpleNamespace(guard=guard)
+    carried = [ChannelMessages("seen", channel, ())]
+    return Runner(world, None, carried, report, lambda channels, arrays: None)
 
 
 class TestPlans:

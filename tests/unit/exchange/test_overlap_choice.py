@@ -53,7 +53,7 @@ class Recorder:
     def run(self, bound: Any) -> None:
         self.calls.append("run")
 
-    def start_on(self, bound: Any, arrays: Any) -> None:
+    def start(self, bound: Any, arrays: Any) -> None:
         self.calls.append("start")
 
     def finish(self) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from halox.exchange.plan import Plan
-from halox.paths.base import Channel
+from halox.exchange.runner import Runner
+from halox.paths.base import Channel, ChannelMessages
 from halox.runtime.call_guard import CallGuard
 
 
@@ -37,11 +38,12 @@ class Rig:
         self.array = np.zeros(3)
         self.left: list[Any] = []
         channel: Any = Given(fails_in)
-        report: Any = SimpleNamespace(rank=0)
-        self.plan = Plan(
-            [channel], report, [], lambda: None, self.release_memory, guard=CallGuard()
-        )
-        self.plan.hold([self.array[1:]], alive=keep)
+        report: Any = SimpleNamespace(rank=0, rows=())
+        world: Any = SimpleNamespace(guard=CallGuard(), check_open=lambda: None)
+        carried = [ChannelMessages("given", channel, ())]
+        runner = Runner(world, None, carried, report, self.release_memory)
+        runner.hold([self.array[1:]], alive=keep)
+        self.plan = Plan(runner)
 
     def release_memory(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
         self.left.append(list(arrays))

@@ -24,7 +24,7 @@ def key_of(arrays: tuple[Any, ...]) -> Any:
     return tuple((i, d.pointer, d.shape, d.strides, d.dtype, d.writable) for i, d in found)
 
 
-class Plan(SimpleNamespace):
+class Runner(SimpleNamespace):
     is_closed = False
     relocatable, bound = False, None
 
@@ -34,7 +34,7 @@ class Plan(SimpleNamespace):
 
 def test_found_by_object_and_by_field():
     cache, u, v = PlanCache(key_of), np.zeros((2, 3)), np.zeros(4)
-    one, two = Plan(), Plan()
+    one, two = Runner(), Runner()
     assert found(cache, "exchange", (u,)) is None
     cache.add("exchange", (u,), one)
     cache.add("exchange", (u, v), two)
@@ -51,7 +51,7 @@ def test_found_by_object_and_by_field():
 
 def test_an_entry_ends_with_its_arrays_and_holds_none():
     cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
-    plans = [Plan() for _ in range(3)]
+    plans = [Runner() for _ in range(3)]
     for arrays, plan in zip([(u,), (u, v), (v,)], plans, strict=True):
         cache.add("exchange", arrays, plan)
     views = [u[:] for _ in range(5)]
@@ -68,7 +68,7 @@ def test_a_cache_that_is_dropped_goes_without_a_collection():
     gc.disable()
     try:
         cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
-        plan = Plan()
+        plan = Runner()
         gone = weakref.ref(plan)
         cache.add("exchange", (u, v), plan)
         del cache, plan
