@@ -232,44 +232,40 @@ def _rule(fill: AxisFill, array: Described) -> tuple[int, tuple[int, bytes, int]
     return kind, None
 
 
-class FillLaunches:
-    """The launches of some plans on a GPU; large tables are in its memory."""
+class FillLaunch:
+    """The launch of a plan on a GPU; a large table is in its memory.
 
-    def __init__(self, plans: Sequence[FillPlan], device: int) -> None:
-        self._plans, self._device = plans, device
-        self._kernels = [
-            kernel("walls", "fill_walls", device, plan.defines, EXACT) for plan in plans
-        ]
-        self._tables = [
-            None
+    ``fills`` says whether it fills halos.
+    """
+
+    def __init__(self, plan: FillPlan, device: int) -> None:
+        self._plan, self._device, self.fills = plan, device, plan.fills
+        self._kernel = kernel("walls", "fill_walls", device, plan.defines, EXACT)
+        self._memory = (
+            ()
             if plan.planned.inline
             else (uploaded(plan.planned.table, device), uploaded(plan.rules.view("u1"), device))
-            for plan in plans
-        ]
+        )
 
-    def on(self, pointers: Sequence[int]) -> list[tuple[PreparedLaunch, bool]]:
-        """Return the launches on arrays at these addresses, by number in the plan, and whether they fill halos."""
-        launches = []
-        for plan, function, memory in zip(self._plans, self._kernels, self._tables, strict=True):
-            planned, table, rules = plan.planned, plan.planned.table, 0
-            if memory is not None:
-                pointer, rules = memory[0].pointer, memory[1].pointer
-                table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
-            structs = (plan.parameter(pointers, rules), table.tobytes())
-            args: list[Parameter] = [
-                *((ctypes.c_char * len(one)).from_buffer_copy(one) for one in structs),
-                ctypes.c_uint32(planned.chunk_words),
-            ]
-            launch = PreparedLaunch(
-                function,
-                planned.blocks,
-                planned.threads,
-                args,
-                device=self._device,
-                dependent=True,
-            )
-            launches.append((launch, plan.fills))
-        return launches
+    def on(self, pointers: Sequence[int]) -> PreparedLaunch:
+        """Return the launch on arrays at these addresses, by number in the plan."""
+        planned, table, rules = self._plan.planned, self._plan.planned.table, 0
+        if self._memory:
+            pointer, rules = (memory.pointer for memory in self._memory)
+            table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
+        structs = (self._plan.parameter(pointers, rules), table.tobytes())
+        args: list[Parameter] = [
+            *((ctypes.c_char * len(one)).from_buffer_copy(one) for one in structs),
+            ctypes.c_uint32(planned.chunk_words),
+        ]
+        return PreparedLaunch(
+            self._kernel,
+            planned.blocks,
+            planned.threads,
+            args,
+            device=self._device,
+            dependent=True,
+        )
 
 
 def launches_of(
@@ -278,11 +274,11 @@ def launches_of(
     device: int,
     *,
     wraps: bool,
-) -> tuple[FillLaunches | None, bool]:
+) -> tuple[list[FillLaunch] | None, bool]:
     """Return launches of `plan_fill`, or None, and whether they also fill the halo on periodic axes, as asked."""
     sms = multiprocessors(device)
     for with_periodic in (True, False) if wraps else (False,):
         plans = plan_fill(fields, described, sms, wraps=with_periodic)
         if plans is not None:
-            return FillLaunches(plans, device), with_periodic
+            return [FillLaunch(plan, device) for plan in plans], with_periodic
     return None, False

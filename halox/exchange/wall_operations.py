@@ -170,13 +170,10 @@ class WallOperations:
             elif kind in ("antireflect", "antisymmetric"):
                 twice = self._scalar(twice_mirror(boundary, dtype))
                 yield ArrayOperation(xp.subtract, (twice, source, target))
-            elif self._is_host:
-                words = (
-                    self._layers(fill, cut, words=True) for cut in (part.target, _source(part))
-                )
-                yield ArrayOperation(None, tuple(words))
             else:
-                yield ArrayOperation(None, (target, source))
+                cuts = part.target, _source(part)
+                cells = [self._layers(fill, cut, words=True) for cut in cuts]
+                yield ArrayOperation(None, tuple(cells))
 
     def _adjoint(self, fill: WallFill) -> Iterator[ArrayOperation]:
         """Yield the adjoint of one fill: add the halo to its sources, and clear it."""
@@ -232,7 +229,7 @@ class WallOperations:
         return self._cells((*fill.box[:axis], layers, *fill.box[axis + 1 :]), words=words)
 
     def _cells(self, box: Sequence[slice], *, words: bool = False) -> View:
-        """View a box, on the host with the fewest axes, in the order of the strides; with ``words`` its long runs."""
+        """View a box; on the host with the fewest axes, in the order of the strides, with ``words`` as long words."""
         view = box_view(box, self._described)
         if not self._is_host:
             return view

@@ -30,7 +30,7 @@ from halox.runtime.casting import cast
 from halox.runtime.gpu.cuda import cupy
 
 if TYPE_CHECKING:
-    from halox.exchange.wall_launch import FillLaunches
+    from halox.exchange.wall_launch import FillLaunch
     from halox.runtime.call_guard import CallGuard
     from halox.runtime.gpu.launch import PreparedLaunch
 
@@ -105,7 +105,7 @@ class WallChannel(Channel):
         self._adds, self._device = operation == "add", described[0].device
         self.needs_host = self._device is None
         self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
-        self._launches: FillLaunches | None = None
+        self._launches: list[FillLaunch] | None = None
         self.has_copies = False
         if self._device is not None and not self._adds:
             from halox.exchange.wall_launch import launches_of
@@ -137,8 +137,8 @@ class WallChannel(Channel):
         if self._launches is not None:
             stream = cupy().cuda.get_current_stream
             return [
-                (partial if fills_halos else InPlace)(_launch, launch, stream)
-                for launch, fills_halos in self._launches.on(memories)
+                (partial if one.fills else InPlace)(_launch, one.on(memories), stream)
+                for one in self._launches
             ]
         steps: list[Step] = []
         for number, operations in self._operations:
