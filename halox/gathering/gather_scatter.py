@@ -24,11 +24,11 @@ from halox.domain.options import dtype_text
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.regions import Cut, place_of, points_of, region_of, region_shape
-from halox.gathering.staging import Index, owned_cells, part_shape, staging
+from halox.gathering.staging import Index, owned_cells, part_shape
 from halox.runtime.arrays import Array, DType, as_ndarray, check_elements_apart, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
-from halox.runtime.gpu.staging import as_words
+from halox.runtime.gpu.staging import DeviceStaging, as_words
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
@@ -219,7 +219,7 @@ def _send(world: World, sources: dict[int, Array], cells: Any, queue: MessageQue
         as_void(cells)[...] = own
         return
     indices = list(_parts_of(own, world.size))
-    with staging(cells, max(own[index].nbytes for index in indices)) as staged:
+    with DeviceStaging(cells, max(own[index].nbytes for index in indices)) as staged:
         for index in indices:
             staged.store(index, own[index])
 
@@ -233,7 +233,7 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
             queue.receive_into(target[index], root)
     elif indices:
         shapes = [part_shape(cells.shape, index) for index in indices]
-        with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
+        with DeviceStaging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
             for index, shape in zip(indices, shapes, strict=True):
                 queue.receive(staged.next_buffer(shape), root)
                 queue.end()
