@@ -317,21 +317,21 @@ def _text(layout: FieldLayout) -> str:
 def _owned_points(field: object, layout: FieldLayout, region: Cut) -> Any:
     """Return a view of this rank's cells of a region; without a region, of all its cells."""
     cells = owned_cells(field, layout)
-    return cells[_index(layout, points_of(region, layout.owned))] if region else cells
+    return cells[(*_components_of(layout), *points_of(region, layout.owned))] if region else cells
 
 
 def _blocks_of(layout: FieldLayout, whole: Array, region: Cut) -> dict[int, Array]:
     """Return for each rank that has cells of the region a view of these in the array of the region."""
-    cells, blocks_by_rank = as_void(whole), {}
-    for rank, owned in enumerate(layout.owned_of_ranks):
-        block = cells[_index(layout, place_of(region, owned) if region else owned)]
-        if block.size:
-            blocks_by_rank[rank] = block
-    return blocks_by_rank
+    cells, components = as_void(whole), _components_of(layout)
+    places = [
+        (*components, *(place_of(region, owned) if region else owned))
+        for owned in layout.owned_of_ranks
+    ]
+    return {rank: block for rank, place in enumerate(places) if (block := cells[place]).size}
 
 
-def _index(layout: FieldLayout, cuts: Cut) -> Cut:
-    return (*(slice(None) for _ in layout.spec.components_before), *cuts)
+def _components_of(layout: FieldLayout) -> Cut:
+    return (slice(None),) * len(layout.spec.components_before)
 
 
 def _parts_of(cells: Array, size: int) -> Iterator[Index]:
