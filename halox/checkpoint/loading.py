@@ -39,7 +39,6 @@ class Loaded(dict[str, Any]):
         self.attrs = attrs
 
     def __repr__(self) -> str:
-        """Return the names of the fields, and the attributes."""
         return f"<halox checkpoint: fields {', '.join(self) or 'none'}; attrs {self.attrs}>"
 
 

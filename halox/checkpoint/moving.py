@@ -221,11 +221,9 @@ class _Transfers:
         self._futures.popleft()
 
     def __enter__(self) -> _Transfers:
-        """Return the transfers."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for all transfers."""
         while self._futures:
             self._end_oldest()
 

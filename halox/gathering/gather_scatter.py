@@ -25,11 +25,11 @@ from halox.domain.options import dtype_text
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.regions import Cut, place_of, points_of, region_of, region_shape
-from halox.gathering.staging import Index, owned_cells, part_shape, staging
+from halox.gathering.staging import Index, owned_cells, part_shape
 from halox.runtime.arrays import Array, DType, as_ndarray, check_elements_apart, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
-from halox.runtime.gpu.staging import as_words
+from halox.runtime.gpu.staging import DeviceStaging, as_words
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
@@ -220,7 +220,7 @@ def _send(world: World, sources: dict[int, Array], cells: Any, queue: MessageQue
         as_void(cells)[...] = own
         return
     indices = list(_parts_of(own, world.size))
-    with staging(cells, max(own[index].nbytes for index in indices)) as staged:
+    with DeviceStaging(cells, max(own[index].nbytes for index in indices)) as staged:
         for index in indices:
             staged.store(index, own[index])
 
@@ -234,7 +234,7 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
             queue.receive_into(target[index], root)
     elif indices:
         shapes = [part_shape(cells.shape, index) for index in indices]
-        with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
+        with DeviceStaging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
             for index, shape in zip(indices, shapes, strict=True):
                 queue.receive(staged.next_buffer(shape), root)
                 queue.end()
@@ -315,21 +315,21 @@ def _text(layout: FieldLayout) -> str:
 def _owned_points(field: object, layout: FieldLayout, region: Cut) -> Any:
     """Return a view of this rank's cells of a region; without a region, of all its cells."""
     cells = owned_cells(field, layout)
-    return cells[_index(layout, points_of(region, layout.owned))] if region else cells
+    return cells[(*_components_of(layout), *points_of(region, layout.owned))] if region else cells
 
 
 def _blocks_of(layout: FieldLayout, whole: Array, region: Cut) -> dict[int, Array]:
     """Return for each rank that has cells of the region a view of these in the array of the region."""
-    cells, blocks_by_rank = as_void(whole), {}
-    for rank, owned in enumerate(layout.owned_of_ranks):
-        block = cells[_index(layout, place_of(region, owned) if region else owned)]
-        if block.size:
-            blocks_by_rank[rank] = block
-    return blocks_by_rank
+    cells, components = as_void(whole), _components_of(layout)
+    places = [
+        (*components, *(place_of(region, owned) if region else owned))
+        for owned in layout.owned_of_ranks
+    ]
+    return {rank: block for rank, place in enumerate(places) if (block := cells[place]).size}
 
 
-def _index(layout: FieldLayout, cuts: Cut) -> Cut:
-    return (*(slice(None) for _ in layout.spec.components_before), *cuts)
+def _components_of(layout: FieldLayout) -> Cut:
+    return (slice(None),) * len(layout.spec.components_before)
 
 
 def _parts_of(cells: Array, size: int) -> Iterator[Index]:

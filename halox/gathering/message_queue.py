@@ -81,7 +81,6 @@ class MessageQueue:
             self.receive(buffer, peer, partial(np.copyto, part, buffer))
 
     def end(self) -> None:
-        """Wait for all messages."""
         while self._messages:
             self._end_oldest()
 
@@ -98,12 +97,10 @@ class MessageQueue:
             first.then()
 
     def __enter__(self) -> MessageQueue:
-        """Return the queue."""
         keep(self._messages)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Complete all messages; after an error, cancel the receives."""
         try:
             if kind is None:
                 self.end()

@@ -40,6 +40,8 @@ def region_of(region: object, layout: FieldLayout, name: str) -> Cut:
 
 def region_shape(layout: FieldLayout, region: Cut = ()) -> tuple[int, ...]:
     """Return the shape of a region of a field, component axes included; an empty tuple is the whole field."""
+    if not region:
+        return layout.global_shape
     shape = list(layout.global_shape)
     for axis, cut in enumerate(region, len(layout.spec.components_before)):
         shape[axis] = points_before(cut, shape[axis])

@@ -216,7 +216,7 @@ def test_buffers_are_used_again(gpu: Gpu) -> None:
 
 def test_host_reads_contiguous_parts_in_place() -> None:
     values = np.arange(24.0).reshape(4, 6)
-    with HostStaging(values, 96) as staged:
+    with HostStaging(values) as staged:
         (first, second) = staged.read([(slice(0, 2),), (slice(2, 4),)])
         assert np.shares_memory(first, values) and np.array_equal(second, values[2:])
         (part,) = staged.read([(slice(0, 4), slice(1, 3))])
