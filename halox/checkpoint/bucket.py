@@ -39,7 +39,6 @@ class BucketPath(PurePosixPath):
     """A path in S3: the name of a bucket, and then the key of a group."""
 
     def __str__(self) -> str:
-        """Return the URL."""
         return SCHEME + super().__str__()
 
     def store(self, limit_s: float) -> Store:

@@ -182,11 +182,9 @@ class _Transfers:
         self._futures.popleft()
 
     def __enter__(self) -> _Transfers:
-        """Return the transfers."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for all transfers."""
         while self._futures:
             self._end_oldest()
 
@@ -273,7 +271,6 @@ def _assembled(
 
 
 def _fill(staged: Staging, local: Cut, values: Array, most: int) -> None:
-    """Copy values to this rank's cells, part by part."""
     for place in blocks(values.shape, most):
         staged.store(_within(local, place), values[place])
 

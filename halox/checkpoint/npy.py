@@ -181,7 +181,6 @@ def header_of(name: Path, path: Path) -> Header:
 def _view(
     world: World, name: str | Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
 ) -> Iterator[MPI.File]:
-    """Open a file with an MPI file view of this rank's cells."""
     byte, own = world.mpi.BYTE, ShardGrid(layout, layout.global_shape).own
     file = world.mpi.File.Open(world.mpi.COMM_SELF, str(name), mode)
     try:

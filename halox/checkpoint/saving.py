@@ -156,7 +156,6 @@ class Meter:
         self._total = sum(prod(extents(shards.own)) * size for shards, size in fields)
 
     def __call__(self, nbytes: int) -> None:
-        """Count bytes."""
         self._done += nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)

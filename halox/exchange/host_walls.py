@@ -51,7 +51,6 @@ class HostFills:
                 yield partial(function, *views)
 
     def _calls_of(self, array: Array, fill: WallFill) -> list[_Call]:
-        """Return the operations of a fill, layer by layer."""
         along, dtype, calls = fill.along, array.dtype, list[_Call]()
         kind, number, mirrors = along.boundary.kind, along.boundary.number, along.boundary.mirrors
         target, source = array[fill.target], array[fill.source]

@@ -65,7 +65,6 @@ class PoisonChannel(Channel):
         self.bind(self.views([a.memory if is_on_host else a.pointer for a in job.arrays]))
 
     def views(self, memories: Sequence[Any]) -> list[Any]:
-        """View the cells in the memory of some arrays."""
         views = []
         for number, (shape, dtype, offset, strides) in self._places:
             memory, start = memories[number], self._origins[number] + offset
@@ -78,7 +77,6 @@ class PoisonChannel(Channel):
         return views
 
     def bind(self, views: list[Any]) -> None:
-        """Use the arrays of these views."""
         self._views = views
 
     def start(self) -> None:
@@ -87,7 +85,6 @@ class PoisonChannel(Channel):
             view[...] = value
 
     def close(self) -> None:
-        """Drop the arrays."""
         self._views, self._values = [], []
 
 

@@ -172,7 +172,6 @@ def _is_known(region: WallRegion) -> bool:
 
 
 def _layers(fill: AxisFill) -> set[int]:
-    """Return the layers along the axis that a fill reads."""
     kind = KINDS[fill.boundary.kind]
     if kind == KINDS["constant"]:
         return set()
@@ -226,7 +225,6 @@ def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:
 
 
 def _rule(fill: AxisFill, array: Described) -> tuple[tuple[int, Array, int], int]:
-    """Return a rule of the table, and its kind."""
     boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
     value = np.zeros(16, "u1")
     if boundary.number is not None:

@@ -148,7 +148,6 @@ class WallChannel(Channel):
                 step()
 
     def views(self, memories: Sequence[Any]) -> list[Step]:
-        """Return the steps on other arrays."""
         steps: list[Step] = []
         if self._launches is not None:
             current_stream = cupy().cuda.get_current_stream
@@ -193,7 +192,6 @@ class WallChannel(Channel):
         return steps
 
     def _call(self, walls: FieldWalls, fill: WallFill, xp: ModuleType, target: Any) -> Step:
-        """Return the call of a user's function that fills a slab."""
         along = fill.along
         function, indices = along.boundary.function, _indices(xp, fill, walls)
         assert function is not None
@@ -205,7 +203,6 @@ class WallChannel(Channel):
         return self._layers[number]
 
     def bind(self, views: list[Step]) -> None:
-        """Use the arrays of these steps."""
         self._steps = views
 
     def start(self) -> None:
@@ -215,7 +212,6 @@ class WallChannel(Channel):
                 step()
 
     def finish(self) -> None:
-        """Fill the halo at the walls."""
         if not self._adds:
             for step in self._steps:
                 step()
@@ -227,7 +223,6 @@ class WallChannel(Channel):
                 step()
 
     def close(self) -> None:
-        """Drop the arrays."""
         self._steps = []
 
 

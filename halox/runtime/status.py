@@ -147,7 +147,6 @@ def name_of(word: int) -> str:
 
 
 def _object_of(word: int) -> int:
-    """Return the code of the object whose call a word encodes."""
     return (word & ((1 << _NAME_SHIFT) - 1)) >> _PLAN_BITS
 
 
@@ -223,7 +222,6 @@ class StatusBlock:
         self.slots = [memory[at : at + SLOT_BYTES].data for at in SLOTS]
 
     def last(self) -> int:
-        """Return the word of the latest call."""
         return max(self.ring)
 
     def call(self, number: int) -> int | None:
@@ -272,7 +270,6 @@ class CallWatch:
     # Calls
 
     def call(self, code: int) -> None:
-        """Count a call and publish it."""
         n = self.number = self.number + 1
         self.word = self._own.ring[n % RING_WORDS] = n << CODE_BITS | code
 
@@ -478,7 +475,6 @@ class CallWatch:
         return [r for r in ranks or range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]
 
     def _send_notes(self, *words: int) -> None:
-        """Send a note to ranks of other nodes; does not block."""
         note = np.array(words, "i8")
         for rank in self._far(()):
             self._notes.append((self._comm.Isend(note, rank, _NOTE_TAG), note))
@@ -491,7 +487,6 @@ class CallWatch:
             yield status.Get_source(), note.tolist()
 
     def drain(self) -> None:
-        """Receive and drop pending notes."""
         for _ in self._receive_notes():
             pass
         self._mpi.Request.Testall([request for _, request, _ in self._told.values()])
