@@ -214,7 +214,6 @@ class Lock:
         _HELD.add(path)
 
     def _locked(self) -> int:
-        """Return the open lock file."""
         name = beside(self._path, "lock")
         while True:
             handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

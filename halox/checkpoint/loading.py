@@ -159,7 +159,6 @@ def _check(
     names: tuple[str, ...] | None,
     into: dict[str, CallerField],
 ) -> None:
-    """Check that the checkpoint fits the grid and the fields."""
     if contents.grid_shape != domain.grid_shape:
         raise CheckpointError(
             f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {domain.grid_shape}; make "

@@ -310,7 +310,6 @@ def _assembled(
 
 
 def _fill(staged: Staging, local: Cut, values: Array, most: int) -> None:
-    """Copy values to this rank's cells, part by part."""
     for place in blocks(values.shape, most):
         staged.store(_within(local, place), values[place])
 

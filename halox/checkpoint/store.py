@@ -119,11 +119,9 @@ class Store:
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str], name: object, limit_s: float) -> Store:
-        """Return the store of a local folder."""
         return cls({"driver": "file"}, f"{folder}/", str(name), limit_s)
 
     def below(self, name: str, *, shown_as: str | None = None) -> Store:
-        """Return the store of a folder or prefix in this one."""
         return replace(self, path=f"{self.path}{name}/", name=shown_as or f"{self.name}/{name}")
 
     def wait(self, future: Any) -> Any:
@@ -148,7 +146,6 @@ class Store:
         self.wait(self._keys.write(key, json.dumps(value).encode()))
 
     def remove(self) -> None:
-        """Remove all keys."""
         self.wait(self._keys.delete_range(load_tensorstore().KvStore.KeyRange()))
 
     def array(self, metadata: Mapping[str, Any], *, mode: str) -> Any:

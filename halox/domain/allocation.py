@@ -153,7 +153,6 @@ class Allocation:
         return array
 
     def _describe(self, find_form: FindForm, contents: Contents, value: object) -> _Description:
-        """Check the description and the fill value of a field."""
         layout, dtype = find_form()
         shape = layout.padded_shape
         remedy = "give fewer components, a smaller dtype, or more ranks"

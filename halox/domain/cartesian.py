@@ -26,7 +26,6 @@ class Cartesian(NamedTuple):
 
     @classmethod
     def of(cls, comm: MPI.Cartcomm) -> Cartesian:
-        """Return the topology of a communicator; local."""
         dims, periods, _ = comm.Get_topo()
         return cls(tuple(dims), tuple(map(bool, periods)))
 

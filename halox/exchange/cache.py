@@ -71,7 +71,6 @@ class PlanCache:
         self._to_close: list[Runner] = []
 
     def __len__(self) -> int:
-        """Return the number of plans in the cache."""
         return len(self._entries)
 
     def find(self, kind: Hashable, arrays: tuple[object, ...]) -> CachedPlan | None:
@@ -137,7 +136,6 @@ class PlanCache:
             self._to_close.pop().close()
 
     def clear(self) -> None:
-        """Close all plans; local."""
         for key in list(self._entries):
             self._drop(key)
         self.known.forget()

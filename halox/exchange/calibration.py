@@ -165,7 +165,6 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
 
 
 def _entries(contents: object) -> list[Entry]:
-    """Return the entries of a file from its contents."""
     if not isinstance(contents, dict) or "format" not in contents:
         raise HaloxError("it is corrupt: no format is named in it")
     if contents["format"] != FORMAT:

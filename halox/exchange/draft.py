@@ -40,7 +40,6 @@ class Draft:
 
     @property
     def device(self) -> int | None:
-        """The GPU that runs the kernels; None for NumPy arrays."""
         return self.described[0].device if self.described else None
 
 

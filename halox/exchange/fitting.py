@@ -127,7 +127,6 @@ def _speed(i: int, cost: ProtocolCost) -> float:
 
 
 def _row(sample: Sample) -> list[float]:
-    """Return the factor of each unknown in a sample's time."""
     weights = run_weights(sample.run_bytes)
     # The additional time of a run length applies to that length and to all shorter lengths.
     paid = [sample.nbytes * sum(weights[: i + 1]) for i in range(len(RUN_BYTES))]

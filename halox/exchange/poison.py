@@ -72,7 +72,6 @@ class PoisonChannel(Channel):
         ]
 
     def bind(self, views: list[Any]) -> None:
-        """Use the arrays of these views."""
         self._views = views
 
     def start(self) -> None:
@@ -81,7 +80,6 @@ class PoisonChannel(Channel):
             view[...] = value
 
     def close(self) -> None:
-        """Drop the arrays."""
         self._views, self._values = [], []
 
 

@@ -147,7 +147,6 @@ class WallChannel(Channel):
         return steps
 
     def bind(self, views: list[Step]) -> None:
-        """Use the arrays of these steps."""
         self._steps = views
 
     def start(self) -> None:
@@ -157,7 +156,6 @@ class WallChannel(Channel):
                 step()
 
     def finish(self) -> None:
-        """Fill the halo at the walls."""
         if not self._adds:
             for step in self._steps:
                 step()
@@ -169,7 +167,6 @@ class WallChannel(Channel):
                 step()
 
     def close(self) -> None:
-        """Drop the arrays."""
         self._steps = []
 
 

@@ -227,7 +227,6 @@ class Communicator:
 
     @property
     def gathers_in_memory(self) -> bool:
-        """Whether all ranks gather through shared memory."""
         return self.shares_memory and len(self.node_ranks) == self.size
 
     # Waits

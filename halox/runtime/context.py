@@ -58,7 +58,6 @@ class Context:
 
     @property
     def device(self) -> int | None:
-        """The GPU of this rank, once it is known."""
         return None if self.device_arena is None else self.device_arena.device
 
     def use_device(self, device: int) -> DeviceArena:

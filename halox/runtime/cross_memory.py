@@ -72,7 +72,6 @@ class MemoryCopy:
 
 
 def _without(blocks: Iovec, nbytes: int) -> Iovec:
-    """Return the blocks without their first ``nbytes`` bytes."""
     ends = np.cumsum(blocks[:, 1].astype(np.int64))
     first = int(np.searchsorted(ends, nbytes, "right"))
     rest = blocks[first:].copy()

@@ -88,7 +88,6 @@ class GatheredValues:
         """
 
     def _rows(self) -> Array:
-        """Return memory for the values of all ranks."""
         count = 2 if self._join else self._world.size
         return aligned(count * rounded_up(self._nbytes, _LINE_BYTES)).reshape(count, -1)
 

@@ -46,7 +46,6 @@ class HostTransforms:
         return np.empty(shape, dtype)
 
     def destroys(self, axes: Sequence[int]) -> bool:
-        """Whether `c2r` along these axes overwrites its source."""
         return len(axes) > 1
 
     def c2c(

@@ -144,11 +144,9 @@ class QueuePair:
             self.post_receive()
 
     def post_receive(self) -> None:
-        """Post the receive of one more immediate."""
         self.qp.post_recv(self._receive)
 
     def close(self) -> None:
-        """Destroy the queue pair and its completion queue."""
         self.qp.close()
         self.cq.close()
 
@@ -189,7 +187,6 @@ class Adapter:
         return min(gids)[1]
 
     def register(self, address: int, nbytes: int) -> Any:
-        """Register host memory."""
         return self.verbs.MR(self.pd, length=nbytes, access=ACCESS, address=address)
 
     def register_dmabuf(self, descriptor: int, nbytes: int, offset: int) -> Any:
@@ -197,7 +194,6 @@ class Adapter:
         return self.verbs.DmaBufMR(self.pd, nbytes, ACCESS, dmabuf=descriptor, offset=offset)
 
     def make_key(self, entries: int) -> Any:
-        """Make an indirect key."""
         return self.verbs.Mlx5Mkey(self.pd, _KEY_IS_INDIRECT, entries)
 
 

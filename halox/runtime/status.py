@@ -11,14 +11,15 @@ allreduces on it, so ranks that make the same calls have equal words. A rank tha
 with the words of other ranks. Two different words with the same number mean that the ranks made different calls, and
 that a wait between them cannot end.
 
-After a second of waiting, a rank also sends its word to ranks of other nodes, with at most one pending message to each.
+After a second of waiting, a rank also sends its word to ranks of other nodes, once in a call to each,
+and with at most one pending message to each: a slow rank must not collect the words of many calls.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import ModuleType
@@ -123,10 +124,8 @@ _NOTICE_S = 10.0  # a wait of this length prints a notice
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
 _MOST_NOTES = 64
-# A note has four words: the word of the sender's call; a reason, 0 if the sender waits, `_HAS_FAILED` if a call has
-# failed on it, 1 + r if it has found a mismatch with rank r; then, for a mismatch, the differing words of the sender
-# and of rank r. A note of a mismatch is sent for each of the two calls, with the call's word first.
-_HAS_FAILED = -1
+# A note has three words: a rank, the word of its call, and whether a call has failed on it. A rank that finds a
+# mismatch also passes on the other rank's note, so that ranks in its own call learn of it.
 
 _CODES = {name: number << _NAME_SHIFT for number, name in enumerate(CALLS)}
 
@@ -148,7 +147,6 @@ def name_of(word: int) -> str:
 
 
 def _object_of(word: int) -> int:
-    """Return the code of the object whose call a word encodes."""
     return (word & ((1 << _NAME_SHIFT) - 1)) >> _PLAN_BITS
 
 
@@ -224,7 +222,6 @@ class StatusBlock:
         self.slots = [memory[at : at + SLOT_BYTES].data for at in SLOTS]
 
     def last(self) -> int:
-        """Return the word of the latest call."""
         return max(self.ring)
 
     def call(self, number: int) -> int | None:
@@ -259,7 +256,9 @@ class CallWatch:
         self.word = 0
         self.failed = ""
         self._failed_ranks: set[int] = set()  # on other nodes
-        self._notes: dict[int, tuple[MPI.Request, Array]] = {}
+        # Notes about failures and mismatches, and by rank the latest word that it was sent, with the note.
+        self._notes: list[tuple[MPI.Request, Array]] = []
+        self._told: dict[int, tuple[int, MPI.Request, Array]] = {}
         self._received: dict[int, int] = {}
         self._is_notified = False
 
@@ -271,7 +270,6 @@ class CallWatch:
     # Calls
 
     def call(self, code: int) -> None:
-        """Count a call and publish it."""
         n = self.number = self.number + 1
         self.word = self._own.ring[n % RING_WORDS] = n << CODE_BITS | code
 
@@ -302,9 +300,8 @@ class CallWatch:
             return
         self.failed = why
         self._own.wait[_FAILED] = self.first[ANY_FAILED] = 1
-        note = np.array([self.word, _HAS_FAILED, 0, 0], "i8")
         with suppress(self._mpi.Exception):
-            self._send_notes(note)
+            self._send_notes(self.rank, self.word, 1)
 
     def find_failed(self, ranks: Sequence[int]) -> int | None:
         """Return a rank among ``ranks`` (all if empty) on which a call has failed, None if no failure is known."""
@@ -452,56 +449,47 @@ class CallWatch:
     # Ranks of other nodes
 
     def _exchange_notes(self, ranks: Sequence[int]) -> None:
-        """Send the word of this rank's call to ranks of other nodes, and receive their notes."""
-        for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
-            del self._notes[rank]
-        far = [rank for rank in ranks or range(self._comm.size) if rank not in self.blocks]
-        for rank in far[:_MOST_NOTES]:
-            if rank not in self._notes:
-                note = np.array([self.word, 0, 0, 0], "i8")
-                self._notes[rank] = self._comm.Issend(note, rank, _NOTE_TAG), note
-        self._receive_notes()
-
-    def _receive_notes(self) -> None:
-        """Receive the notes that have arrived; raise `MismatchError` if this rank or a sender finds a mismatch."""
-        note, status = np.zeros(4, "i8"), self._mpi.Status()
-        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
-            rank = status.Get_source()
-            self._comm.Recv(note, rank, _NOTE_TAG)
-            theirs = self._received[rank] = int(note[0])
-            if note[1] == _HAS_FAILED:
+        """Send the word of this rank's call to the ranks that it waits for, all if empty, and receive notes."""
+        for rank in self._far(ranks):
+            told = self._told.get(rank)
+            if told is None or (told[0] != self.word and told[1].Test()):
+                note = np.array([self.rank, self.word, 0], "i8")
+                self._told[rank] = self.word, self._comm.Issend(note, rank, _NOTE_TAG), note
+        for source, (rank, theirs, failed) in self._receive_notes():
+            self._received[rank] = theirs
+            if failed:
                 self._failed_ranks.add(rank)
-                continue
-            if note[1]:
-                calls = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
-                if theirs == self.word:
-                    raise self._record_mismatch(calls)
                 continue
             number = theirs >> CODE_BITS
             mine = self._own.call(number) if number <= self.number else None
             try:
                 self._check(rank, mine, theirs)
             except MismatchError:
-                self._send_mismatch(rank, mine or 0, theirs)
+                if source == rank:
+                    self._send_notes(rank, theirs, 0)
+                    self._send_notes(self.rank, mine or 0, 0)
                 raise
 
-    def _send_mismatch(self, rank: int, mine: int, theirs: int) -> None:
-        """Notify ranks of other nodes of a mismatch, so that they do not wait for the timeout."""
-        for word in {self.word, theirs}:
-            self._send_notes(np.array([word, rank + 1, mine, theirs], "i8"))
+    def _far(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of some ranks (all if empty) that are on other nodes, and are sent notes."""
+        return [r for r in ranks or range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]
 
-    def _send_notes(self, note: Array) -> None:
-        for other in [r for r in range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]:
-            request = self._comm.Isend(note, other, _NOTE_TAG)
-            self._notes[-1 - len(self._notes)] = request, note
+    def _send_notes(self, *words: int) -> None:
+        note = np.array(words, "i8")
+        for rank in self._far(()):
+            self._notes.append((self._comm.Isend(note, rank, _NOTE_TAG), note))
 
-    def drain(self) -> None:
-        """Receive and drop pending notes."""
-        status, note = self._mpi.Status(), np.zeros(4, "i8")
+    def _receive_notes(self) -> Iterator[tuple[int, list[int]]]:
+        """Receive the notes that have arrived, with their senders."""
+        note, status = np.zeros(3, "i8"), self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)
-        for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
-            del self._notes[rank]
+            yield status.Get_source(), note.tolist()
+
+    def drain(self) -> None:
+        for _ in self._receive_notes():
+            pass
+        self._mpi.Request.Testall([request for _, request, _ in self._told.values()])
 
 
 def has_ended(pid: int) -> bool:

@@ -41,7 +41,6 @@ class Topology:
     pairs: tuple[int, int] = (0, 0)
 
     def sharers(self, rank: int) -> tuple[int, ...]:
-        """Return all further ranks that use the GPU of a rank."""
         users = np.flatnonzero(self.gpus == self.gpus[rank]).tolist() if self.gpus[rank] else []
         return tuple(user for user in users if user != rank)
 

@@ -465,7 +465,6 @@ class World:
 
 
 def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
-    """Return ``build()`` and None, or None and the exception."""
     try:
         return build(), None
     except Exception as error:

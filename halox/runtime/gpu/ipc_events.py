@@ -24,7 +24,6 @@ class EventPool:
         self._opened: dict[tuple[int, int], int] = {}
 
     def acquire(self, count: int) -> list[int]:
-        """Return the numbers of ``count`` unused events."""
         missing = count - len(self._free)
         if missing > 0:
             runtime = cupy().cuda.runtime

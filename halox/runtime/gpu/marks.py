@@ -56,5 +56,4 @@ class MarkLaunch:
         self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
 
     def launch(self, stream: Any = None) -> None:
-        """Enqueue the kernel on a stream."""
         self._launch.launch(stream_pointer(stream))

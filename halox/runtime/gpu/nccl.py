@@ -166,7 +166,6 @@ def nccl_version_text(number: int) -> str:
 
 
 def _loaded() -> Any | None:
-    """Return the library if this process has already loaded it."""
     with suppress(OSError):
         return ctypes.CDLL(FILE, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return None
