@@ -1,6 +1,8 @@
-"""Measurements of ``halox tune``: exchanges of a few shapes, by every possible protocol between two ranks.
+"""Measurement of cost constants: exchanges of a few shapes, by every possible protocol between two ranks.
 
-`campaign` measures each protocol at `POINTS` by a `Prober`, and `fitted` derives the constants of the cost model.
+``halox tune`` and ``halox predict`` call `campaign`, which measures each constant of each protocol by itself, with a
+`Prober`. The latency is the time of a small exchange, the time of a further message the difference between one and
+several messages, and the bandwidth of a length of runs the time of a large exchange beyond the latency.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 import halox
 from halox import datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.exchange.costs import Costs, protocol_name
-from halox.exchange.fitting import Sample, fit, follow_siblings
 from halox.exchange.measuring import exchange_us
 from halox.paths import PATHS
 from halox.paths.base import Protocol
@@ -37,6 +41,8 @@ _SPREAD = 4
 _LEAST_STRIDE = 128
 _COLD_BYTES = 1 << 20
 """Bytes of an exchange on GPUs from which its cells are read from memory, as after the computation of a step."""
+_FASTEST_GB_PER_S = 20_000.0
+"""Bandwidth of a protocol whose time does not grow with the bytes, so that no bandwidth can be measured."""
 
 
 @dataclass(frozen=True)
@@ -48,88 +54,105 @@ class Point:
     messages: int = 1
 
 
-POINTS = (
-    *(Point(size * _KIB, run) for size in (2, 1024) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
-    *(Point(256 * _KIB, run) for run in RUN_BYTES[1:-1]),
-    Point(128 * _KIB, RUN_BYTES[0], 4),
-    Point(64 * _KIB, RUN_BYTES[-1], 8),
-    *(Point(size * _KIB, run) for size in (32, 256) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
-    *(Point(4096 * _KIB, run) for run in RUN_BYTES),
-    Point(16384 * _KIB, RUN_BYTES[-1]),
-)
-"""Points in the order of measurement; the first points must determine all constants if time runs out."""
+Sample: TypeAlias = tuple[Point, float]
+"""What a rank exchanged at most, and the microseconds of it."""
 
-Probe = Callable[[str, str, Point], Sample]
-"""Measures a protocol at a point; raises `HaloxError` on all ranks if the protocol cannot be used."""
+Probe: TypeAlias = Callable[[str, Point], Sample]
+"""Measures "path/protocol" at a point; raises `HaloxError` on all ranks if the protocol cannot be used."""
 
-Progress = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+SMALL = Point(2 * _KIB, RUN_BYTES[-1])
+ONE, SEVERAL = Point(64 * _KIB, RUN_BYTES[-1]), Point(64 * _KIB, RUN_BYTES[-1], 8)
+LARGE_BYTES = 4096 * _KIB
+CHECKS = tuple(Point(n * _KIB, run) for n, run in ((32, RUN_BYTES[-1]), (256, 8), (256, 1024)))
+"""Points between the measured ones, which show how far the constants are off."""
 
 
 @dataclass
 class Campaign:
-    """Measurements by "path/protocol": samples, or reasons for missing samples, and whether time ran out."""
+    """Constants by `protocol_name`, samples at `CHECKS` by the same name, and reasons for missing constants."""
 
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    costs: dict[str, ProtocolCost] = field(default_factory=dict)
+    checks: dict[str, list[Sample]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     cut_short: bool = False
 
 
 def campaign(
     probe: Probe,
-    protocols: Sequence[tuple[str, str]],
-    points: Sequence[Point],
+    protocols: Sequence[str],
+    before: Costs,
     progress: Progress,
     time_is_up: Callable[[], bool],
+    *,
+    shared_gpu: bool = False,
+    large_bytes: int | None = None,
 ) -> Campaign:
-    """Measure every protocol at every point, until time is up.
+    """Measure the constants of every protocol, until time is up.
 
-    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks.
+    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks. ``before`` has the time of
+    a further message for protocols of fields, since a grid fuses all messages to a rank into one.
     """
-    measured = Campaign()
-    for number, point in enumerate(points):
-        for place, (path, protocol) in enumerate(protocols):
-            if time_is_up():
-                measured.cut_short = True
-                return measured
-            name, count = protocol_name(path, protocol), len(protocols)
-            progress(f"measuring {name}", number * count + place, len(points) * count)
-            try:
-                sample = probe(path, protocol, point)
-                measured.samples.setdefault(name, []).append(sample)
-            except ExchangeTimeoutError:
-                raise
-            except HaloxError as error:
-                measured.refused.setdefault(name, str(error))
-    for name in measured.samples:
-        measured.refused.pop(name, None)
-    return measured
+    found = Campaign()
+    for place, name in enumerate(protocols):
+        full = protocol_name(*name.split("/"), shared_gpu)
+        if time_is_up():
+            found.cut_short = True
+            found.refused[name] = "time ran out"
+            continue
+        progress(f"measuring {name}", place, len(protocols))
+        measure = partial(probe, name)
+        try:
+            if _protocol(name).in_field:
+                old = before.protocols.get(full)
+                message_us = old.message_us if old is not None else 0.0
+            else:
+                message_us = _message_us(measure)
+            found.costs[full] = _cost(measure, message_us, large_bytes or LARGE_BYTES)
+            found.checks[full] = [measure(point) for point in CHECKS]
+        except ExchangeTimeoutError:
+            raise
+        except HaloxError as error:
+            found.refused[name] = str(error)
+    return found
 
 
-def fitted(measured: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
-    """Return the constants of a campaign, by `protocol_name`.
-
-    Constants of protocols that were not measured are estimated from measured protocols of their path. Protocols through
-    MPI are an exception, since they have a different speed.
-    """
-
-    def full(name: str) -> str:
-        path, _, protocol = name.partition("/")
-        return protocol_name(path, protocol, shared_gpu)
-
-    fits = {full(name): fit(samples) for name, samples in measured.samples.items()}
-    results = {name: cost for name, cost in fits.items() if cost is not None}
-    guesses = {
-        full(name): follow_siblings(name, results, before.protocols, shared_gpu)
-        for name in (*measured.samples, *measured.refused)
-        if full(name) not in results and _protocol(name).reach != "nodes"
-    }
-    return results | {name: cost for name, cost in guesses.items() if cost is not None}
+def _message_us(measure: Callable[[Point], Sample]) -> float:
+    """Return the time of each further message of an exchange."""
+    (_, one_us), (_, several_us) = measure(ONE), measure(SEVERAL)
+    return max(several_us - one_us, 0.0) / (SEVERAL.messages - ONE.messages)
 
 
-def tuned_protocols(memory: str) -> list[tuple[str, str]]:
-    """Return the paths and protocols to measure, for memory "gpu" (including messages within a rank) or "host"."""
+def _cost(measure: Callable[[Point], Sample], message_us: float, large_bytes: int) -> ProtocolCost:
+    """Return the constants of a protocol, with a known time of each further message."""
+
+    def measured(point: Point) -> tuple[int, float]:
+        """Return the bytes of an exchange, and its time without the further messages."""
+        done, us = measure(point)
+        return done.nbytes, us - (done.messages - 1) * message_us
+
+    nbytes, us = measured(SMALL)
+    larges = [measured(Point(large_bytes, run)) for run in RUN_BYTES]
+    # Without the bytes of the small exchange.
+    most_bytes, most_us = larges[-1]
+    latency_us = max(us - nbytes * max(most_us - us, 0.0) / (most_bytes - nbytes), 0.0)
+    per_byte = [(us - latency_us) / nbytes for nbytes, us in larges]
+    speeds = [1e-3 / max(each, 1e-3 / _FASTEST_GB_PER_S) for each in per_byte]
+    # Noise aside, longer runs are never slower.
+    return ProtocolCost(latency_us, message_us, tuple(accumulate(speeds, max)))
+
+
+def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
+    """Return the median relative error of a protocol's constants over some samples."""
+    errors = [abs(cost.us(p.nbytes, p.run_bytes, p.messages) / us - 1) for p, us in samples]
+    return float(np.median(errors))
+
+
+def tuned_protocols(memory: str) -> list[str]:
+    """Return the protocols to measure, for memory "gpu" (including messages within a rank) or "host"."""
     return [
-        (path.name, protocol.name)
+        protocol_name(path.name, protocol.name)
         for path in PATHS.values()
         for protocol in path.protocols
         if path.is_tuned and protocol.is_tuned
@@ -157,10 +180,10 @@ class Prober:
     near: int | None
     far: int | None
 
-    def __call__(self, path: str, protocol: str, point: Point) -> Sample:
+    def __call__(self, wanted: str, point: Point) -> Sample:
         """Measure a protocol at a point; collective."""
-        measure = self._in_fields if _protocol(f"{path}/{protocol}").in_field else self._typed
-        return measure(f"{path}/{protocol}", point)
+        measure = self._in_fields if _protocol(wanted).in_field else self._typed
+        return measure(wanted, point)
 
     def _typed(self, wanted: str, point: Point) -> Sample:
         """Measure typed messages between partners."""
@@ -174,15 +197,13 @@ class Prober:
         with halox.Exchange(sends, receives, comm=self.comm, path=path) as exchange:
             self._check(exchange.explain(), path)
             us = self._time(exchange, point.nbytes)
-        return Sample(point.nbytes, point.run_bytes, point.messages, us)
+        return point, us
 
     def _in_fields(self, wanted: str, point: Point) -> Sample:
         """Measure the halos of a grid's field, with ranks in a row.
 
         The row is not periodic, so that two ranks send one message each. With more ranks, inner ranks send two.
         """
-        if point.messages > 1:
-            raise HaloxError("a grid fuses what goes to one rank into one message")
         width = point.run_bytes // 8
         owned = max(width * (_SPREAD - 2), _LEAST_STRIDE // 8)
         shape = (point.nbytes // point.run_bytes, owned * self.comm.size)
@@ -201,7 +222,7 @@ class Prober:
             nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
             messages = self.world.comm.allreduce(plan.messages_sent, op=most)
             us = self._time(plan, nbytes)
-        return Sample(nbytes, point.run_bytes, messages, us)
+        return Point(nbytes, point.run_bytes, messages), us
 
     def _messages(
         self, point: Point, partner: int | None
@@ -240,7 +261,13 @@ class Prober:
         once = exchange_us(self.world, step, _FEWEST_REPEATS, self.device, rows=1)
         repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_ROW_US / max(once, 1.0))))
         us = exchange_us(self.world, step, repeats, self.device)
-        return us - exchange_us(self.world, self._sweep, repeats, self.device) if is_cold else us
+        if is_cold:
+            us -= exchange_us(self.world, self._sweep, repeats, self.device)
+        if us <= 0:  # the same on all ranks
+            raise HaloxError(
+                f"exchanges of {nbytes} bytes take no longer than the noise of the measurement"
+            )
+        return us
 
     @cached_property
     def _scratch(self) -> Any:
