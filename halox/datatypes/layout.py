@@ -49,6 +49,7 @@ class Layout(ABC):
         """Strided parts that together hold every byte once; None if there are more than ``limit``."""
 
     def shifted(self, offset: int) -> Layout:
+        """Shift the layout by ``offset`` bytes."""
         return Indexed(self, _singleton(offset), _singleton(1), 0) if offset else self
 
     def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
@@ -126,10 +127,12 @@ class StridedBlocks(Layout):
 
     @property
     def n_blocks(self) -> int:
+        """Number of blocks."""
         return prod(self.counts) if self.block_bytes else 0
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all blocks together."""
         return prod(self.counts) * self.block_bytes
 
     @property
@@ -244,10 +247,12 @@ class BlockList:
 
     @property
     def n_blocks(self) -> int:
+        """Number of blocks."""
         return int(self.offsets.size)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all blocks together."""
         return int(self.lengths.sum())
 
     @property
@@ -275,6 +280,7 @@ class BlockList:
         return BlockList(offsets, lengths)
 
     def shifted(self, offset: int) -> BlockList:
+        """Shift the blocks by ``offset`` bytes."""
         return BlockList(self.offsets + offset, self.lengths) if offset else self
 
     def at(self, displacements: Int64Array) -> BlockList:

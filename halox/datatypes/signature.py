@@ -83,6 +83,7 @@ class Signature:
 
     @staticmethod
     def concatenated(parts: Iterable[Signature]) -> Signature:
+        """Signature of several sequences one after another."""
         whole = Signature()
         for part in parts:
             whole = whole + part
