@@ -299,7 +299,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.plans_made = 0
         self._new: Callable[..., FieldArray] = domain.allocation.new
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
-        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
+        self._plans = PlanCache(self._layouts.key)
         self._known_plans = self._plans.known
         self._use_reductions(domain)
         for table in (self._known_plans, self._of_fields):
