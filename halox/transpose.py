@@ -15,7 +15,7 @@ from halox.decomposition import (
 from halox.domain import Domain
 from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DeviceError, FieldError, MismatchError
-from halox.exchange.cache import PlanCache
+from halox.exchange.cache import Key, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
@@ -120,9 +120,12 @@ class Transpose(Closing):
                 check, f"{_MAKING} from grid_a", alike=True
             )
         layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
-        self._plans = PlanCache(
-            lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
-        )
+
+        def key(arrays: tuple[object, ...]) -> Key:
+            ends = (layouts_a, arrays[:1]), (layouts_b, arrays[1:])
+            return tuple(of.key(array, may_share=False)[0] for of, array in ends), None
+
+        self._plans = PlanCache(key)
         layouts_a.register(self._plans.known)
         layouts_b.register(self._plans.known)
         self._dependents: weakref.WeakSet[Runner] = weakref.WeakSet()

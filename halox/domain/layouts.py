@@ -174,32 +174,32 @@ class FieldLayouts:
             if layout.padded_shape == shape
         ]
 
-    def key(self, arrays: Sequence[object]) -> Hashable:
-        """Return the cache key of a plan of some arrays; raises the errors of `find`."""
-        return tuple(map(self._key, arrays))
+    def key(
+        self, arrays: Sequence[object], *, may_share: bool = True
+    ) -> tuple[Hashable, list[Described] | None]:
+        """Return the cache key of a plan of some arrays; raises the errors of `find`.
 
-    def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
-        """Return the cache key of a plan that also serves other arrays of these layouts, and the arrays' descriptions.
-
-        Return None if the arrays need a separate plan: fields of the grid, read-only arrays, and arrays with strides
-        that only some ranks can distinguish. The key excludes addresses and even their alignment. These may differ
-        between ranks, but all ranks must find the same plan.
+        If the plan may also serve other arrays of these layouts, the key has no addresses, and the arrays' descriptions
+        are the second result. It excludes even the alignment of addresses, which may differ between ranks, but all
+        ranks must find the same plan. Other arrays need a separate plan, and the key has their memory: fields of the
+        grid, read-only arrays, and arrays with strides that only some ranks can distinguish.
         """
         layouts, descriptions = [], []
         for array in arrays:
             described = describe(array)
             if described.device != self._device:
                 self._check_device(described)
-            if not described.writable or self.is_own(array):
-                return None
-            layout, steps = self._layout(described), described.strides
-            if layout.is_flat_somewhere:
-                return None
-            if 1 in described.shape:  # the stride along an axis of length 1 is never used
-                steps = tuple([s for s, n in zip(steps, described.shape, strict=True) if n > 1])
-            layouts.append((layout, described.dtype, steps))
+            layout = self._layout(described)
+            if not described.writable or layout.is_flat_somewhere or self.is_own(array):
+                may_share = False
+            layouts.append(layout)
             descriptions.append(described)
-        return tuple(layouts), descriptions
+        pairs = list(zip(layouts, descriptions, strict=True))
+        if may_share:
+            return tuple([(layout, d.dtype, _used_strides(d)) for layout, d in pairs]), descriptions
+        roots = [id(owner(array)) for array in arrays]
+        memory = [(_field_key(d), d.writable, layout) for layout, d in pairs]
+        return (*roots, *memory), None
 
     def _check_device(self, described: Described) -> None:
         """Raise `DeviceError` for an array on another device than the grid's fields."""
@@ -215,11 +215,6 @@ class FieldLayouts:
                 f"field is on GPU {described.device}, rank {self._rank} works on GPU {self._device}; allocate "
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
-
-    def _key(self, array: object) -> Hashable:
-        described = describe(array)
-        layout = self._layout(described)
-        return id(owner(array)), _field_key(described), described.writable, layout
 
     def _layout(self, described: Described) -> FieldLayout:
         """Return the declared layout of an array, or else the layout inferred from its shape."""
@@ -293,6 +288,13 @@ class FieldLayouts:
 
 def _field_key(described: Described) -> Hashable:
     return described.pointer, described.shape, described.strides, described.dtype
+
+
+def _used_strides(described: Described) -> tuple[int, ...]:
+    if 1 not in described.shape:
+        return described.strides
+    pairs = zip(described.strides, described.shape, strict=True)
+    return tuple([stride for stride, extent in pairs if extent > 1])
 
 
 def _keep_with(table: dict[Any, Any], key: Hashable, watched: object, *values: object) -> None:

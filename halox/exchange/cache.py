@@ -21,8 +21,8 @@ from halox.runtime.known_arrays import KnownArrays
 CAPACITY = 512
 """Most plans in the cache: the last ones that were added."""
 
-Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
-"""Key of a shared plan, and the descriptions of the arrays of this call."""
+Key: TypeAlias = tuple[Hashable, Sequence[Described] | None]
+"""Key of some arrays' plan, and the arrays' descriptions if it may be shared with other arrays."""
 
 CachedPlan: TypeAlias = tuple[Runner, Bound | None]
 """A plan and its argument: None for the plan's own arrays, otherwise views of other arrays."""
@@ -51,19 +51,13 @@ class PlanCache:
     is collective; all ranks therefore have the same plans for a call with the same arrays, however long each rank keeps
     other arrays.
 
-    ``key_of`` returns the cache key of some arrays: their memory, form and layout. It may raise a `HaloxError`.
-    ``shared_key_of`` returns the key of a shared plan, with the descriptions of the arrays; None if no shared plan can
-    serve the arrays.
+    ``key_of`` returns the key of some arrays: their layouts if they may share a plan with other arrays, otherwise also
+    their memory. It may raise a `HaloxError`. The ``kind`` of a call has its operation and all its options.
     """
 
-    def __init__(
-        self,
-        key_of: Callable[[tuple[object, ...]], Hashable],
-        shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
-    ) -> None:
-        self._key_of, self._shared_key_of = key_of, shared_key_of
+    def __init__(self, key_of: Callable[[tuple[object, ...]], Key]) -> None:
+        self._key_of = key_of
         self.known: KnownArrays[CachedPlan] = KnownArrays()
-        self._has_shared = False
         # Whether any entry has arrays that could share a plan on this rank, but not on all ranks or not on its paths.
         self._has_unshared = False
         self._entries: dict[Hashable, _Entry] = {}
@@ -80,21 +74,21 @@ class PlanCache:
         plan, which fails on all ranks together.
         """
         try:
-            shared = self._shared_key_of(arrays) if self._has_shared else None
+            key, shared = self._key_of(arrays)
             entry = None
-            if shared is None or self._has_unshared:
-                entry = self._entries.get((kind, self._key_of(arrays)))
+            if shared is not None and self._has_unshared:
+                entry = self._entries.get((kind, key, _places(arrays, shared)))
             if entry is not None:
                 shared = None
-            elif shared is not None:
-                entry = self._entries.get((kind, shared[0]))
+            else:
+                entry = self._entries.get((kind, key))
         except (HaloxError, TypeError):
             return None
         if entry is None or entry.plan is None:
             return None
         plan, bound = entry.plan, None
         if shared is not None:
-            bound = plan.views(shared[1])
+            bound = plan.views(shared)
             if bound is None:
                 return None
         if self.known.passed_before(arrays):
@@ -109,15 +103,17 @@ class PlanCache:
             if entry.number > self._added - CAPACITY:
                 break
             self._evict(oldest)
-        shared = self._shared_key_of(arrays)
+        of_arrays, shared = self._key_of(arrays)
+        key: tuple[Hashable, ...] = (kind, of_arrays)
         if shared is not None and plan.relocatable:
-            self._has_shared = True
-            self._evict((kind, shared[0]))
-            self._entries[kind, shared[0]] = _Entry(self._added, plan)
+            self._evict(key)
+            self._entries[key] = _Entry(self._added, plan)
             self.known.passed_before(arrays)
-            return plan, plan.views(shared[1])
-        self._has_unshared |= shared is not None
-        key, place = (kind, self._key_of(arrays)), weakref.ref(self)
+            return plan, plan.views(shared)
+        if shared is not None:
+            self._has_unshared = True
+            key = (*key, _places(arrays, shared))
+        place = weakref.ref(self)
 
         def forget(reference: object) -> None:
             cache = place()
@@ -153,3 +149,8 @@ class PlanCache:
         if entry is not None and entry.plan is not None:
             self._to_close.append(entry.plan)
             entry.plan, entry.watched = None, ()
+
+
+def _places(arrays: Sequence[object], described: Sequence[Described]) -> Hashable:
+    pairs = zip(arrays, described, strict=True)
+    return tuple([(id(owner(array)), one.pointer) for array, one in pairs])

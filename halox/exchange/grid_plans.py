@@ -32,7 +32,7 @@ class GridPlans:
 
     def __init__(self, domain: Domain) -> None:
         self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
-        self.cache = PlanCache(self._layouts.key, self._layouts.shared_key)
+        self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
 
     def of_call(

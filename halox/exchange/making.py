@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, StateError
@@ -75,6 +76,47 @@ class PlanRecord:
         return digest(repr(self).encode())
 
 
+class _Prepared(NamedTuple):
+    """What one rank makes alone."""
+
+    draft: Draft
+    arrays: Borrowed
+    record: PlanRecord
+
+    def numbers(self, rank: int) -> list[int]:
+        """Return numbers to sum over all ranks.
+
+        The first three sums are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo `_DIGESTS`) the
+        messages of two ranks do not match. The fourth number is the record's digest.
+        """
+        draft = self.draft
+        # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
+        unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in draft.sends)
+        unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in draft.receives)
+        is_on_gpu, is_fixed = draft.device is not None, not draft.relocatable
+        return [is_on_gpu, is_fixed, unmatched % _DIGESTS, self.record.digest]
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """The draft of a rank, and what all ranks have agreed on."""
+
+    draft: Draft
+    whole: Job  # all messages of this rank
+    records: Sequence[PlanRecord]  # of all ranks, or one if they are equal
+    number: int  # of the plan
+    paths: Mapping[str, Path]  # of which the ranks choose
+    relocatable: bool  # whether the plan must not depend on the addresses of these arrays
+
+
+class _Made(NamedTuple):
+    """The channels of this rank, and what holds for the channels of all ranks."""
+
+    channels: list[ChannelMessages]
+    need_host: bool
+    are_movable: bool
+
+
 def make_plan(
     context: Context,
     draft: Callable[[], Draft],
@@ -96,52 +138,22 @@ def make_plan(
     its part or the two ends of a message do not match.
     """
     world = context.world
-    (drafted, arrays, record), sums = world.total(lambda: _prepared(context, draft, path), _MAKING)
-    on_gpu, fixed, unmatched, digests = sums
-    # A sum of other digests, which are random, is wrong with a probability below 2**-40.
-    is_alike = (digests - world.size * record.digest) % 2**64 == 0
-    records: Sequence[PlanRecord] = [record]
-    if not is_alike:
-        records = world.gather(lambda: (None, record), _MAKING)[1]
-    # Above every rank's number: ranks whose calls differed may have begun different plans.
-    number = world.ranks.plans = 1 + max(record.plans for record in records)
-    _check_alike(records)
-    if unmatched % _DIGESTS:
-        _check_counts(world, drafted)
-    if context.device_arena is not None:
-        # The GPUs of all ranks were idle before the first rank returned from `prepare`.
-        context.device_arena.reclaim()
-    context.leftovers.reclaim([record.closed for record in records])
-    # If so, the plan must not depend on the addresses of these arrays.
-    relocatable = not fixed
-    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
-    both_ways = whole.both_ways
-    paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
-    choose = _chooser(context, record, paths, leave_sms=leave_sms)
-
-    def describe(message: Message) -> EndpointInfo:
-        return describe_end(
-            message,
-            drafted.described,
-            context,
-            relocatable=relocatable,
-            is_one_way=message.peer not in both_ways,
-        )
-
-    routes, error = _choose_routes(world, whole, describe, choose)
-    build = _build(context, number, whole, drafted.device, routes, paths, error)
-    channels, needs_host, is_movable = _make_channels(build, drafted)
+    agreed = _agree(context, draft, path)
+    _reclaim(context, agreed)
+    routes, error = _choose_routes(context, agreed, leave_sms=leave_sms)
+    build = _build(context, agreed, routes, error)
+    made = _make_channels(build, agreed.draft)
     runner = Runner(
         world,
-        drafted.device,
-        channels,
-        _report(world.rank, drafted, build),
-        partial(context.leftovers.add, number),
+        agreed.draft.device,
+        made.channels,
+        _report(world.rank, agreed.draft, build),
+        partial(context.leftovers.add, agreed.number),
         # A run without host work is only a launch, and no rank counts it.
-        world.ticker(call, number) if needs_host else None,
-        relocatable=relocatable and is_movable,
+        world.ticker(call, agreed.number) if made.need_host else None,
+        relocatable=agreed.relocatable and made.are_movable,
     )
-    runner.hold(drafted.arrays, alive=keep)
+    runner.hold(agreed.draft.arrays, alive=keep)
     return runner
 
 
@@ -170,14 +182,33 @@ def make_domain_plan(
     return runner
 
 
-def _prepared(
-    context: Context, draft: Callable[[], Draft], path: str | None
-) -> tuple[tuple[Draft, Borrowed, PlanRecord], list[int]]:
-    """Return this rank's draft with its arrays in the form that paths use, its record, and numbers for the sums.
+def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _Agreed:
+    """Make the ranks' drafts, and compare them; collective."""
+    world = context.world
 
-    The first three sums over all ranks are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo
-    `_DIGESTS`) the messages of two ranks do not match. The GPU is then idle. The fourth number is the record's digest.
-    """
+    def prepare() -> tuple[_Prepared, list[int]]:
+        prepared = _prepare(context, draft, path)
+        return prepared, prepared.numbers(world.rank)
+
+    (drafted, arrays, record), sums = world.total(prepare, _MAKING)
+    on_gpu, fixed, unmatched, digests = sums
+    # A sum of other digests, which are random, is wrong with a probability below 2**-40.
+    is_alike = (digests - world.size * record.digest) % 2**64 == 0
+    records: Sequence[PlanRecord] = [record]
+    if not is_alike:
+        records = world.gather(lambda: (None, record), _MAKING)[1]
+    # Above every rank's number: ranks whose calls differed may have begun different plans.
+    number = world.ranks.plans = 1 + max(record.plans for record in records)
+    _check_alike(records)
+    if unmatched % _DIGESTS:
+        _check_counts(world, drafted)
+    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
+    return _Agreed(drafted, whole, records, number, paths, relocatable=not fixed)
+
+
+def _prepare(context: Context, draft: Callable[[], Draft], path: str | None) -> _Prepared:
+    """Make and check this rank's draft. If its arrays are on a GPU, the GPU is then idle."""
     requested = requested_path(path)
     drafted = draft()
     arrays = check_draft(drafted)
@@ -200,28 +231,15 @@ def _prepared(
         context.leftovers.closed_plans(),
         context.world.ranks.plans,
     )
-    # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
-    rank = context.world.rank
-    unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in drafted.sends)
-    unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in drafted.receives)
-    unmatched %= _DIGESTS
-    numbers = [drafted.device is not None, not drafted.relocatable, unmatched, record.digest]
-    return (drafted, arrays, record), numbers
+    return _Prepared(drafted, arrays, record)
 
 
-def _chooser(
-    context: Context, record: PlanRecord, paths: Mapping[str, Path], *, leave_sms: bool
-) -> Callable[..., Route]:
-    """Return `choose_route` with the inputs common to all messages; collective."""
-    topology, costs = None, None
-    if paths is PATHS:
-        from halox.exchange.calibration import costs_of
-
-        topology, costs = context.find_gpus(), context.once(costs_of)
-    named = (record.requested or "").partition("/")[0]
-    surveys = {name: path.survey(context, is_named=name == named) for name, path in paths.items()}
-    selection = SelectionContext(record.operation, topology, surveys, leave_sms)
-    return partial(choose_route, selection=selection, costs=costs, requested=record.requested)
+def _reclaim(context: Context, agreed: _Agreed) -> None:
+    """Free what closed plans have left behind, once no rank uses it."""
+    if context.device_arena is not None:
+        # The GPUs of all ranks were idle before the first rank returned from `_agree`.
+        context.device_arena.reclaim()
+    context.leftovers.reclaim([record.closed for record in agreed.records])
 
 
 def _report(rank: int, drafted: Draft, build: Build) -> Report:
@@ -279,20 +297,37 @@ def _check_counts(world: World, drafted: Draft) -> None:
 
 
 def _choose_routes(
-    world: World,
-    whole: Job,
-    describe: Callable[[Message], EndpointInfo],
-    choose: Callable[..., Route],
+    context: Context, agreed: _Agreed, *, leave_sms: bool
 ) -> tuple[Routes, Exception | None]:
-    """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
+    """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route; collective.
 
     An error is returned, so that the ranks can agree on it: paths may be code of users.
     """
+    world, whole = context.world, agreed.whole
+    requested = agreed.records[0].requested
+    topology, costs = None, None
+    if agreed.paths is PATHS:
+        from halox.exchange.calibration import costs_of
+
+        topology, costs = context.find_gpus(), context.once(costs_of)
+    named = (requested or "").partition("/")[0]
+    surveys = {n: path.survey(context, is_named=n == named) for n, path in agreed.paths.items()}
+    selection = SelectionContext(whole.operation, topology, surveys, leave_sms)
+    both_ways = whole.both_ways
     records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
     ends: dict[Key, EndpointInfo] = {}
     failure: Exception | None = None
     try:
-        ends = {m.key: describe(m) for m in whole.messages}
+        ends = {
+            m.key: describe_end(
+                m,
+                agreed.draft.described,
+                context,
+                relocatable=agreed.relocatable,
+                is_one_way=m.peer not in both_ways,
+            )
+            for m in whole.messages
+        }
     except Exception as error:
         failure = error
     for (direction, peer, tag), end in ends.items():
@@ -316,26 +351,26 @@ def _choose_routes(
             sender, receiver = (mine, other) if message.direction == "send" else (other, mine)
             if message.direction == "receive":
                 check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
-            route = choose(sender, receiver, to_self=message.peer == world.rank)
+            route = choose_route(
+                sender,
+                receiver,
+                to_self=message.peer == world.rank,
+                selection=selection,
+                costs=costs,
+                requested=requested,
+            )
             routes[message.key] = (route, other)
     except Exception as error:
         return routes, error
     return routes, None
 
 
-def _build(
-    context: Context,
-    number: int,
-    whole: Job,
-    device: int | None,
-    routes: Routes,
-    paths: Mapping[str, Path],
-    error: Exception | None,
-) -> Build:
+def _build(context: Context, agreed: _Agreed, routes: Routes, error: Exception | None) -> Build:
     """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
 
     Raises on all ranks if any rank has an error.
     """
+    whole, paths = agreed.whole, agreed.paths
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
     possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
     chosen = _of_any_rank(context.world, mine, possible, error)
@@ -343,7 +378,8 @@ def _build(
     # Also paths that only other ranks link: making a link is collective over the node.
     linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
     routes, links = _link(context, whole, routes, {path: by_path.get(path, []) for path in linked})
-    build = Build(context, number, whole, device, routes, chosen, links)
+    device = agreed.draft.device
+    build = Build(context, agreed.number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
 
 
@@ -429,13 +465,11 @@ def _paths_of(build: Build) -> list[Path]:
     return [PATHS[name] for name in PATHS if name in mine]
 
 
-def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages], bool, bool]:
+def _make_channels(build: Build, drafted: Draft) -> _Made:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
     The channel of walls is the last one to finish, or the first one to start. On a GPU it also copies this rank's
     messages to itself, if there are no others.
-
-    Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
     anywhere = {path for path, _ in build.chosen}
     agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
@@ -474,4 +508,4 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
 
     # Page-locking and compiling can fail on one rank alone.
     channels, (needing_host, fixed) = build.world.total(make_all, _MAKING)
-    return channels, bool(needing_host), not fixed
+    return _Made(channels, bool(needing_host), not fixed)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.report import Report
@@ -234,29 +234,27 @@ class Runner:
 
     def check_state(self, before: int, misuse: str) -> None:
         """Raise unless the plan is in a state, and no other thread is inside a call on the communicator."""
-        if self._life.state != before or self._guard.user < 0:
-            self._refuse(before, misuse)
-        self._guard.check_thread()  # an enclosing call of this thread is allowed
+        state = self._life.state
+        if state == before and self._guard.user >= 0:
+            self._guard.check_thread()  # an enclosing call of this thread is allowed
+            return
+        self.check_open()
+        if state == RUNNING:
+            raise StateError(
+                "another thread is inside this plan; call it from one thread, or make a plan for each thread, on a "
+                "grid with a duplicate of the communicator"
+            )
+        if state == FAILED:
+            misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
+        elif state == before:
+            self._guard.refuse()
+        raise StateError(misuse)
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the plan or its communicator is closed."""
         if self._life.state == CLOSED:
             raise ClosedError("the plan is closed; make a new one")
         self.world.check_open()
-
-    def _refuse(self, before: int, misuse: str) -> NoReturn:
-        """Raise the reason why the call is not allowed in this state."""
-        self.check_open()
-        if self._life.state == RUNNING:
-            raise StateError(
-                "another thread is inside this plan; call it from one thread, or make a plan for each thread, on a "
-                "grid with a duplicate of the communicator"
-            )
-        if self._life.state == FAILED:
-            misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
-        elif self._life.state == before:
-            self._guard.refuse()
-        raise StateError(misuse)
 
     @property
     def state(self) -> str:
@@ -266,7 +264,7 @@ class Runner:
     def close(self) -> None:
         """Release buffers and requests; `StateError` if another thread is inside the plan."""
         if self._life.state == RUNNING:
-            self._refuse(RUNNING, "")
+            self.check_state(READY, "")
         detached = self._collected.detach()
         if detached is not None:
             _, _, (release,), _ = detached

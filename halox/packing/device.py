@@ -24,6 +24,7 @@ from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
+from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -61,6 +62,9 @@ class _Irregular:
         self.bases: list[Base] = [] if number is None else [(self._shift, 0, number)]
 
     def launch(self, stream: StreamLike = None) -> None:
+        self.at(stream_pointer(stream))
+
+    def at(self, stream: int) -> None:
         if self._is_unpacking:
             self._copy.launch(stream, target=self._shift[0])
         else:

@@ -32,6 +32,10 @@ class Launchable(Protocol):
         """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block."""
 
     @property
+    def at(self) -> Callable[[int], None]:
+        """:meth:`launch` with a stream's address."""
+
+    @property
     def bases(self) -> Sequence[Base]:
         """Where the shifts of the arrays are set, for all later launches: in bytes, modulo 2**64.
 
@@ -45,9 +49,8 @@ class Launches:
     def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
-        only = self._parts[0] if len(self._parts) == 1 else None
-        self.at: Callable[[int], None] = getattr(only, "at", partial(_launch_all, self._parts))
-        """:meth:`launch` with a stream's address."""
+        calls = [part.at for part in self._parts]
+        self.at = calls[0] if len(calls) == 1 else partial(_call_all, calls)
 
     def launch(self, stream: StreamLike = None) -> None:
         self.at(stream_pointer(stream))
@@ -57,9 +60,9 @@ class Launches:
         return [base for part in self._parts for base in part.bases]
 
 
-def _launch_all(parts: Sequence[Launchable], stream: int) -> None:
-    for part in parts:
-        part.launch(stream)
+def _call_all(calls: Sequence[Callable[[int], None]], stream: int) -> None:
+    for call in calls:
+        call(stream)
 
 
 class DevicePacker(ABC):

@@ -185,6 +185,22 @@ def test_a_plan_exchanges_other_arrays(make: str, comm: World) -> None:
         assert plans[0] == plans[1] == plans[2] == (2 if make == "numpy" else 4)
 
 
+def test_a_loop_keeps_its_arrays_if_others_are_exchanged_before_it(comm: World) -> None:
+    """Both are new arrays of one layout, which share a plan."""
+    with halox.Grid((5 * comm.size, 6), periodic=True, comm=comm, device="cpu") as grid:
+        plan = grid.plan(grid.zeros(), overlap=True)
+        first, second = (np.full(grid.padded_shape, -1.0) for _ in range(2))
+        for array in (first, second):
+            grid.interior(array)[...] = grid.rank
+        loop = plan.overlap(first)
+        plan(second)
+        second[...] = -2
+        for _ in loop:
+            pass
+        assert agree((first[0] == (grid.rank - 1) % grid.size).all(), comm)
+        assert agree((second == -2).all(), comm)
+
+
 @pytest.mark.ranks(*SMALL)
 def test_other_arrays_that_do_not_fit(comm: World) -> None:
     with halox.Grid((6 * comm.size, 6), periodic=True, comm=comm, device="cpu") as grid:

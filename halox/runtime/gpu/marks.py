@@ -53,7 +53,7 @@ class MarkLaunch:
     def __init__(self, mark: Mark, device: int) -> None:
         function = kernel("mark", "mark", device)
         threads = max(1, min(mark.messages, _MOST_THREADS))
-        self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
+        self.at = PreparedLaunch(function, 1, threads, mark.arguments, device=device).launch
 
     def launch(self, stream: Any = None) -> None:
-        self._launch.launch(stream_pointer(stream))
+        self.at(stream_pointer(stream))

@@ -74,7 +74,7 @@ def test_accumulation_is_measured_without_harm(comm: MPI.Intracomm) -> None:
     with halox.Grid((3 * comm.size,), halo=1, periodic=True, comm=comm, device="cpu") as grid:
         u, v = grid.ones("f8"), grid.ones("f8")
         grid.accumulate(v)
-        plan = grid._plans.make("add", (u,), True, keep=True)
+        plan = halox.Plan(grid._plans.make("add", (u,), True, keep=True))
         plan.measure(repeats=3)
         assert np.array_equal(u, v)
 

@@ -71,7 +71,7 @@ def progress(comm: MPI.Intracomm) -> None:
 
 def make(grid: halox.Grid, u: Any, kind: str = "exchange") -> Plan:
     if kind == "accumulate":
-        return grid._plans.make("add", (u,), True, keep=True)
+        return Plan(grid._plans.make("add", (u,), True, keep=True))
     return grid.plan(u)
 
 

@@ -57,6 +57,13 @@ class Rig:
         return any(np.shares_memory(array, self.array) for array in arrays)
 
 
+def test_a_plan_shows_public_names_only() -> None:
+    assert [name for name in dir(Rig(True).plan) if not name.startswith("_")] == [
+        *("bytes_sent", "close", "device_handle", "explain", "fill_walls", "finish", "measure"),
+        *("messages_sent", "overlap", "start", "steps"),
+    ]
+
+
 @pytest.mark.parametrize("how", ["close", "drop"])
 @pytest.mark.parametrize("keep", [True, False])
 def test_arrays_of_a_finished_plan_are_let_go(keep: bool, how: str) -> None:

@@ -21,7 +21,7 @@ def found(cache: PlanCache, kind: Any, arrays: Any) -> Any:
 
 def key_of(arrays: tuple[Any, ...]) -> Any:
     found = [(id(owner(array)), describe(array)) for array in arrays]
-    return tuple((i, d.pointer, d.shape, d.strides, d.dtype, d.writable) for i, d in found)
+    return tuple((i, d.pointer, d.shape, d.strides, d.dtype, d.writable) for i, d in found), None
 
 
 class Runner(SimpleNamespace):
