@@ -16,8 +16,8 @@ class ArrayReduction(ABC):
     algorithm: str
     captures = False
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType, op: str) -> None:
-        self.shape, self.dtype, self.op = shape, dtype, op
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype = shape, dtype
         self.reasons: dict[str, str] = {}
 
     @abstractmethod

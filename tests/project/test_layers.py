@@ -150,8 +150,6 @@ def test_imports_go_downward() -> None:
 
 IN_CIRCLES = {
     "halox.coarsening",
-    "halox.collectives.host.host_expressions",
-    "halox.collectives.host.host_fields",
     "halox.exchange.loops",
     "halox.exchange.plan",
     "halox.grid",
@@ -353,7 +351,7 @@ def test_modules_for_gpus_and_the_command_are_imported_for_them_only() -> None:
     imported, used = (line.split() for line in run.stdout.splitlines())
     assert "halox.grid" in imported
     assert sum(in_package(name, "halox") for name in imported) <= MOST_MODULES
-    assert "halox.collectives.host.host_fields" in used
+    assert "halox.collectives.host.host_reductions" in used
     assert not [name for name in used if name.startswith((*FOR_GPUS, "halox.cli"))]
 
 

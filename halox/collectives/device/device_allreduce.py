@@ -16,6 +16,7 @@ from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_algorithms import DeviceAlgorithm, make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.device.nccl_reduction import NcclHierarchicalReduction
+from halox.collectives.operations import Operation
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array
@@ -37,12 +38,12 @@ class DeviceAllreduce(ArrayReduction):
         device: int,
         shape: tuple[int, ...],
         dtype: DType,
-        op: str,
+        operation: Operation,
         algorithm: str | None = None,
     ) -> None:
-        super().__init__(shape, dtype, op)
+        super().__init__(shape, dtype)
         self._rank, self._device = context.world.rank, device
-        what = op, dtype, prod(shape)
+        what = operation, dtype, prod(shape)
         self._algorithm, self.algorithm, self.reasons = make_algorithm(
             context, device, what, algorithm
         )

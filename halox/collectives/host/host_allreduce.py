@@ -15,7 +15,7 @@ import numpy as np
 
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.host.host_algorithms import HostAlgorithm
-from halox.collectives.operations import QUIET, ReproducibleSum, check_out, find_operation
+from halox.collectives.operations import QUIET, Operation, check_out
 from halox.errors import MismatchError, as_halox_error, raising
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
@@ -38,22 +38,22 @@ class HostAllreduce(ArrayReduction):
         context: Context,
         shape: tuple[int, ...],
         dtype: DType,
-        op: str,
+        operation: Operation,
         algorithm: str = "host",
         *,
         compares: bool = False,
     ) -> None:
-        super().__init__(shape, dtype, op)
+        super().__init__(shape, dtype)
         self.algorithm = algorithm
         self._context, self._compares, self._guard = context, compares, context.world.guard
-        self._operation = operation = find_operation(op, dtype)
+        self._operation = operation
         world, nbytes = context.world, prod(shape) * dtype.itemsize
         is_one_round = algorithm == "host" and world.ranks.gathers_in_memory
         self._is_small = nbytes <= MOST_BYTES and (compares or is_one_round or world.size == 1)
         self._large: HostAlgorithm | None = None
-        self._signature = op, (shape, dtype.str)
-        fold, is_exact = operation.fold, isinstance(operation, ReproducibleSum)
-        join = None if is_exact else lambda total, other: fold(total, [total, other])
+        self._signature = str(operation), (shape, dtype.str)
+        fold = operation.fold
+        join = None if operation.is_exact else lambda total, other: fold(total, [total, other])
         held = shape if self._is_small else (0,)
         self._values = GatheredValues(world, self._signature, dtype, held, join)
         self._gather = self._values.gather
@@ -63,7 +63,8 @@ class HostAllreduce(ArrayReduction):
         self._sums = aligned(rows * elements * dtype.itemsize).view(dtype).reshape(rows, -1)
         self._total = self._sums[-1].reshape(held)
         # The bits of a single value do not depend on the alignment of the result.
-        self._is_direct = op in ("sum", "prod") and world.size == 2 and elements == 1
+        is_plain = operation.name in ("sum", "prod") and not operation.is_exact
+        self._is_direct = is_plain and world.size == 2 and elements == 1
         self.launch = self._launch()
         if not (self._is_small or compares):
             self._make()
@@ -76,7 +77,7 @@ class HostAllreduce(ArrayReduction):
         """
         operation, sums, total, ranks = self._operation, self._sums, self._total, len(values.each)
         combine, dtype = operation.combine, self.dtype
-        if not (operation.is_logical or isinstance(operation, ReproducibleSum)):
+        if not (operation.is_logical or operation.is_exact):
             if ranks == 2:
                 if operation.name in ("min", "max"):  # NumPy takes their results by keyword only
                     return partial(combine, out=total), *values.each
