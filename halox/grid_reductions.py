@@ -15,11 +15,11 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import single_threaded
-from halox.values import SCALARS
+from halox.values import SCALARS, check_bool
 
 if TYPE_CHECKING:
-    from halox.collectives.device.device_fields import DeviceReductions
-    from halox.collectives.host.host_fields import HostReductions
+    from halox.collectives.device.device_reductions import DeviceReductions
+    from halox.collectives.host.host_reductions import HostReductions
     from halox.runtime.array_types import FieldLike
     from halox.runtime.world import World
 
@@ -35,11 +35,11 @@ class GridReductions:
     def _use_reductions(self, domain: Domain) -> None:
         self._reductions: HostReductions | DeviceReductions
         if domain.device_id is None:
-            from halox.collectives.host.host_fields import HostReductions
+            from halox.collectives.host.host_reductions import HostReductions
 
             self._reductions = HostReductions(domain)
         else:
-            from halox.collectives.device.device_fields import DeviceReductions
+            from halox.collectives.device.device_reductions import DeviceReductions
 
             self._reductions = DeviceReductions(domain)
         self._of_fields = self._reductions.fields.known
@@ -170,7 +170,7 @@ class GridReductions:
             self._reductions.refuse("sum", error)
         from halox.collectives.statistics import sum_over
 
-        if self._requested("sum", "sum", reproducible) != "sum":
+        if self._is_exact("sum", reproducible):
             self._reductions.refuse(
                 "sum",
                 FieldError(
@@ -364,15 +364,14 @@ class GridReductions:
         operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
         make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
-        if reproducible is not False and (reproducible is not None or self.reproducible):
-            op = self._requested("allreduce", op, reproducible)
+        is_exact = self._is_exact("allreduce", reproducible)
         if self.device_id is not None:  # on the host no call is prepared
             arrays = (array,) if out is None else (array, out)
-            launch = self._of_arrays.find(op, arrays)
+            launch = self._of_arrays.find((op, is_exact), arrays)
             if launch is not None:
                 result = launch(arrays)
                 return result if out is None else out
-        return self._reductions.array(op, array, out)
+        return self._reductions.array(op, array, out, is_exact)
 
     def _expressions(
         self,
@@ -408,34 +407,31 @@ class GridReductions:
             request = requested(call, text, op, out, named)
         except FieldError as error:
             self._reductions.refuse(call, error)
-        ops = tuple(self._requested(call, each, reproducible) for each in request.ops)
-        if request.keys is None or ops == request.ops:
-            return self._reductions.expressions(replace(request, ops=ops), key)
+        is_exact = self._is_exact(call, reproducible)
+        if request.keys is None or not is_exact:
+            return self._reductions.expressions(replace(request, is_exact=is_exact), key)
         return {
             key: self._expressions(call, *each, reproducible, own)
             for key, each, own in parted(request)
         }
 
-    def _requested(self, call: str, name: Any, reproducible: object) -> Any:
-        """Return the internal name of an operation or a reduction in a call; None is the grid's setting."""
+    def _is_exact(self, call: str, reproducible: object) -> bool:
+        """Return whether sums of a call are exact; None is the grid's setting."""
         if reproducible is None:
-            reproducible = self.reproducible
-        if reproducible is False:
-            return name
-        from halox.collectives.operations import requested_name
-
+            return self.reproducible
+        if reproducible is True or reproducible is False:
+            return reproducible
         try:
-            return requested_name(name, reproducible)
+            return check_bool("reproducible", reproducible, FieldError)
         except FieldError as error:
             self._reductions.refuse(call, error)
 
     def _reduce(self, name: str, out: Any, *fields: Any, reproducible: object = False) -> Any:
         """Reduce one or two fields to one value."""
-        if reproducible is not False and (reproducible is not None or self.reproducible):
-            name = self._requested(name, name, reproducible)
+        is_exact = self._is_exact(name, reproducible)
         arrays = fields if out is None else (*fields, out)
-        launch = self._of_fields.find(name, arrays)
+        launch = self._of_fields.find((name, is_exact), arrays)
         if launch is None:
-            return self._reductions.field(name, fields, out)
+            return self._reductions.field(name, fields, out, is_exact)
         result = launch(arrays)
         return result if out is None else out

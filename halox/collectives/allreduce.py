@@ -16,7 +16,7 @@ import numpy.typing as npt
 from halox.collectives.algorithms import check_name, choose_algorithm
 from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
-from halox.collectives.operations import ReproducibleSum, find_operation, requested_name
+from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
 from halox.runtime.arrays import DType, check_extents, describe
@@ -26,7 +26,7 @@ from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
-from halox.values import LARGEST, as_entries, as_int, shortened, shown
+from halox.values import LARGEST, as_entries, as_int, check_bool, shortened, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -137,7 +137,8 @@ class Allreduce(Closing):
 
         def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
-            operation = find_operation(requested_name(op, reproducible), found_dtype)
+            is_exact = check_bool("reproducible", reproducible, FieldError)
+            operation = find_operation(op, found_dtype, is_exact)
             check_extents(
                 found_shape, found_dtype.itemsize, "shape", "reduce fewer elements at a time"
             )
@@ -152,7 +153,7 @@ class Allreduce(Closing):
             if gpu is not None:
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
-            if isinstance(operation, ReproducibleSum):
+            if operation.is_exact:
                 check_name(algorithm, on_gpu=False)
                 if algorithm == "hierarchical":
                     raise FieldError(
@@ -181,7 +182,7 @@ class Allreduce(Closing):
             self.shape, self.dtype, requested, self.device_id = found
             self.op, self.reproducible = op, bool(reproducible)
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
-            what = self.shape, self.dtype, requested_name(op, self.reproducible)
+            what = self.shape, self.dtype, find_operation(op, self.dtype, self.reproducible)
             self._reduction: HostAllreduce | DeviceAllreduce
             self._bind: Callable[..., Launch | None] | None = None
             self._launch: Callable[..., Any] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.cells import Cells, owned_cells
+from halox.collectives.field_operations import FieldOperation, find_field_operation
 from halox.collectives.operations import (
-    REPRODUCIBLE,
     element,
-    field_reduction_name,
     result_dtype,
     wide_dtype,
 )
@@ -303,11 +302,12 @@ class Request:
     ops: tuple[str, ...]
     outs: tuple[Any, ...]
     named: Mapping[str, Any]
+    is_exact: bool = False  # sums are reproducible
 
     @property
-    def title(self) -> tuple[str, ...]:
+    def title(self) -> tuple[object, ...]:
         """Key of the reductions with these texts."""
-        return ("expressions", *self.ops, *self.texts)
+        return ("expressions", self.is_exact, *self.ops, *self.texts)
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the arrays of the call, by which later calls find its launch."""
@@ -315,7 +315,14 @@ class Request:
 
     def returned(self, results: Any) -> Any:
         """Return results in the form of the call."""
-        return results[0] if self.keys is None else dict(zip(self.keys, results, strict=True))
+        return returning(self.keys)(results)
+
+
+def returning(keys: Sequence[Any] | None) -> Callable[[Sequence[Any]], Any]:
+    """Return the function that gives results the form of a call: a dict with ``keys``, None for a single result."""
+    if keys is None:
+        return operator.itemgetter(0)
+    return lambda results: dict(zip(keys, results, strict=True))
 
 
 def requested(call: str, expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> Request:
@@ -362,7 +369,7 @@ class Typed:
     """A call with the program for its dtypes, whose inputs are ``cells``, ``arrays`` and ``axes``."""
 
     program: Program
-    ops: tuple[str, ...]
+    ops: tuple[FieldOperation, ...]
     dtypes: tuple[DType, ...]  # of the results
     names: tuple[str, ...]  # of the fields
     cells: list[Cells]
@@ -435,11 +442,11 @@ def typed(request: Request, domain: Domain) -> Typed:
     program = Program([tree for tree, _ in parsed], inputs, scalars)
     values = [program.dtypes[register] for register in program.results]
     ops = tuple(
-        field_reduction_name(op, [dtype]) for op, dtype in zip(request.ops, values, strict=True)
+        find_field_operation(op, (dtype,), request.is_exact)
+        for op, dtype in zip(request.ops, values, strict=True)
     )
     products = [s for s in program.steps.values() if s.function in ("multiply", "divide", "square")]
-    is_exact = any(op.startswith(REPRODUCIBLE) for op in ops)
-    if is_exact and any(step.loop[0].kind == "c" for step in products):
+    if any(op.is_exact for op in ops) and any(step.loop[0].kind == "c" for step in products):
         raise FieldError(
             "reproducible: products and quotients of complex numbers are rounded differently by different CPUs; "
             "use real(a) and imag(a), or give reproducible=False"
@@ -449,9 +456,9 @@ def typed(request: Request, domain: Domain) -> Typed:
     return Typed(
         program,
         ops,
-        tuple(result_dtype(op, [dtype]) for op, dtype in zip(ops, values, strict=True)),
+        tuple(result_dtype(op.name, [dtype]) for op, dtype in zip(ops, values, strict=True)),
         *(fields, cells, [named[name] for name in pointers], axes),
-        f"{', '.join(ops)} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
+        f"{', '.join(map(str, ops))} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
         f"{specs[0]}",
     )
 

@@ -10,21 +10,17 @@ from contextvars import Context
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from halox.collectives.host.exact_sums import fold_exactly
 from halox.errors import FieldError
 from halox.runtime.arrays import Array, Described, DType, check_elements_apart
-from halox.values import check_bool, shown
+from halox.values import shown
 
 QUIET = Context()
 """NumPy ignores floating-point errors in a copy of this context, which costs a third of `numpy.errstate`."""
 QUIET.run(np.seterr, all="ignore")
-
-REPRODUCIBLE = "reproducible "
-"""Prefix of the names of operations and reductions whose sums are exact, and rounded once."""
 
 ELEMENTS: dict[str, str] = {
     **{f"i{n}": name for n, name in ((1, "signed char"), (2, "short"), (4, "int"))},
@@ -63,10 +59,20 @@ class Operation:
     kernel_name: str  # in operations.cu
     kinds: str  # kinds of NumPy dtypes that the operation supports
     is_logical: bool = False  # combines truth values, to 1 or 0 in the values' dtype
+    is_exact: bool = (
+        False  # the sum is exact, and rounded once; it needs all ranks' values at a time
+    )
+
+    def __str__(self) -> str:
+        """Return the name, as errors show it."""
+        return f"reproducible {self.name}" if self.is_exact else self.name
 
     def fold(self, total: Array, values: Sequence[Array]) -> None:
         """Combine all ranks' values in ``total``, which may be the first rank's array."""
-        QUIET.copy().run(self._fold, total, values)
+        if self.is_exact:
+            fold_exactly(total, values)
+        else:
+            QUIET.copy().run(self._fold, total, values)
 
     def _fold(self, total: Array, values: Sequence[Array]) -> None:
         combine = self.combine
@@ -82,15 +88,7 @@ class Operation:
                 combine(total, other, out=total)
 
 
-class ReproducibleSum(Operation):
-    """A sum that is exact and rounded once; it needs all ranks' values at a time."""
-
-    def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Add all ranks' values."""
-        fold_exactly(total, values)
-
-
-_REPRODUCIBLE_SUM = ReproducibleSum(REPRODUCIBLE + "sum", np.add, "", "fc")
+_EXACT_SUM = Operation("sum", np.add, "", "fc", is_exact=True)
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
@@ -110,17 +108,14 @@ OPERATIONS: dict[str, Operation] = {
 """All operations, by name."""
 
 
-def find_operation(name: object, dtype: DType) -> Operation:
-    """Return an operation, if it has a meaning for a dtype.
+def find_operation(name: object, dtype: DType, is_exact: bool = False) -> Operation:
+    """Return an operation, if it has a meaning for a dtype; ``is_exact`` requests a reproducible one.
 
     Examples
     --------
     >>> find_operation("max", np.dtype("f8")).combine
     <ufunc 'maximum'>
     """
-    is_exact = False
-    if isinstance(name, str):
-        is_exact, name = name.startswith(REPRODUCIBLE), name.removeprefix(REPRODUCIBLE)
     operation = OPERATIONS.get(name) if isinstance(name, str) else None
     if operation is None:
         raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {shown(name)}")
@@ -141,36 +136,8 @@ def find_operation(name: object, dtype: DType) -> Operation:
                 f"reproducible: op {operation.name!r} of {dtype} depends on the order of the ranks; op 'sum' can be "
                 "reproducible, and 'min', 'max' and operations on integers always are; give reproducible=False"
             )
-        return _REPRODUCIBLE_SUM
+        return _EXACT_SUM
     return operation
-
-
-def requested_name(name: Any, reproducible: object) -> Any:
-    """Return the name of an operation or reduction with the prefix if a reproducible one is requested."""
-    is_exact = check_bool("reproducible", reproducible, FieldError)
-    return REPRODUCIBLE + name if is_exact and isinstance(name, str) else name
-
-
-def field_reduction_name(name: str, dtypes: Sequence[DType]) -> str:
-    """Return the name of a field reduction, without the prefix of a reproducible one if it is always reproducible.
-
-    Examples
-    --------
-    >>> [field_reduction_name("reproducible sum", [np.dtype(dtype)]) for dtype in ("i4", "f4")]
-    ['sum', 'reproducible sum']
-    """
-    plain = name.removeprefix(REPRODUCIBLE)
-    if plain == name or not set(dtype.kind for dtype in dtypes) <= set("biufc"):
-        return plain
-    dtype = result_dtype(plain, dtypes)
-    if dtype.kind in "iu":
-        return plain
-    if dtype not in ("f8", "c16"):
-        raise FieldError(
-            f"reproducible: a {plain} of dtype {dtypes[0]} would be rounded to {dtype}, and exact sums are rounded to "
-            "float64 or complex128; convert the field to one of these"
-        )
-    return name
 
 
 def _remedy(operation: Operation, dtype: DType) -> str:
@@ -201,7 +168,6 @@ def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
     >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
     dtype('complex128')
     """
-    name = name.removeprefix(REPRODUCIBLE)
     is_ordered = name in ("min", "max", "argmin", "argmax", "histogram")
     for dtype in dtypes:
         if dtype.kind not in "biufc":

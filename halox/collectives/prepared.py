@@ -78,7 +78,7 @@ class PreparedReductions(Generic[R]):
             with suppress(TypeError):  # an object that does not support weak references
                 self.known.keep(name, arrays if out is None else (*arrays, out), launch)
 
-    def refuse(self, error: Exception, *name: str) -> bool:
+    def refuse(self, error: Exception, *name: object) -> bool:
         """Refuse a call by the only reduction whose signature begins with ``name``.
 
         Returns whether there are any such reductions. If there are several, none of them refuses: this rank cannot tell

@@ -28,6 +28,7 @@ from halox.collectives.device.kernel_reductions import (
     KernelReduction,
     make_kernel_reduction,
 )
+from halox.collectives.field_operations import FieldOperation
 from halox.runtime.arrays import Described, describe
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
@@ -288,7 +289,7 @@ def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
 
 
 def connect_fields(
-    name: str, fields: Sequence[Any], others: Any = None, **options: Any
+    operation: FieldOperation, fields: Sequence[Any], others: Any = None, **options: Any
 ) -> list[Rank]:
     """Create ranks that reduce their fields to one number; `number` launches the reduction."""
 
@@ -298,7 +299,7 @@ def connect_fields(
     def make(world: Any, arena: Any) -> FieldReduction:
         dtype = fields[world.rank].dtype
         reduction = make_kernel_reduction(
-            world, lambda: FieldReduction(world, arena, name, dtype, world.size)
+            world, lambda: FieldReduction(world, arena, operation, dtype, world.size)
         )
         # Prepares the launch here, while `without_gpu` is in effect.
         reduction._find(cells_of(world.rank))

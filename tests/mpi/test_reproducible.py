@@ -160,6 +160,9 @@ def test_operations_that_are_always_reproducible(device: str, comm: MPI.Intracom
         assert grid.allreduce(comm.rank, "prod") == 0
         assert grid.allreduce(float(comm.rank), "max") == comm.size - 1
         assert grid.allreduce(np.arange(3), "sum").tolist() == [0, comm.size, 2 * comm.size]
+        u = field(grid, np.arange(1.0, comm.size + 1))
+        found = grid.reduce({"least": "u", "most": "u"}, {"least": "min", "most": "max"}, u=u)
+        assert [float(plain(found[key])) for key in ("least", "most")] == [1, comm.size]
 
 
 def test_errors(device: str, comm: MPI.Intracomm) -> None:

@@ -27,7 +27,7 @@ from halox.collectives.device.nccl_reduction import Combiner, NcclHierarchicalRe
 from halox.collectives.device.tree_reduction import ArrayKernels, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
-from halox.collectives.operations import Operation, ReproducibleSum, find_operation
+from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError, raising
 from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
@@ -169,7 +169,7 @@ class HierarchicalReduction:
             self._within, _, _ = make_algorithm(
                 self._node,
                 device,
-                (operation.name, dtype, elements),
+                (operation, dtype, elements),
                 without=["hierarchical"],
             )
 
@@ -226,10 +226,10 @@ def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | 
 
 
 def why_not(
-    world: World, topology: Topology, op: str, dtype: DType, elements: int
+    world: World, topology: Topology, operation: Operation, dtype: DType, elements: int
 ) -> dict[str, str]:
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
-    if isinstance(find_operation(op, dtype), ReproducibleSum):
+    if operation.is_exact:
         others = (name for name in DEVICE_ALGORITHMS if name != "host")
         return dict.fromkeys(others, "the host adds the values of all ranks in a reproducible sum")
     reasons: dict[str, str] = {}
@@ -238,7 +238,7 @@ def why_not(
         reason = no_kernels
         if reason is None:
             try:
-                planner(dtype, op, elements, world.size)
+                planner(dtype, operation.name, elements, world.size)
             except FieldError as error:
                 reason = str(error)
         if reason is not None:
@@ -272,16 +272,16 @@ def begin_making(context: Context, device: int, step: str, why_no_capture: str) 
 def make_algorithm(
     context: Context,
     device: int,
-    what: tuple[str, DType, int],
+    what: tuple[Operation, DType, int],
     requested: str | None = None,
     without: Collection[str] = (),
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
     """Make the requested algorithm, or else the algorithm with the shortest predicted time.
 
-    ``what`` has the operation's name, the dtype, and the number of elements. Returns the algorithm, its name, and for
+    ``what`` has the operation, the dtype, and the number of elements. Returns the algorithm, its name, and for
     each algorithm that is not available the reason. Collective. Waits for the GPU.
     """
-    op, dtype, elements = what
+    operation, dtype, elements = what
     world = context.world
     topology = begin_making(
         context,
@@ -289,7 +289,7 @@ def make_algorithm(
         _MAKING,
         "and making a reduction needs the host; make it, or call it once, before the capture",
     )
-    reasons = why_not(world, topology, op, dtype, max(elements, 1))
+    reasons = why_not(world, topology, operation, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]
     if requested is not None and requested in reasons:
@@ -321,19 +321,18 @@ def make_algorithm(
 
 
 def _make(
-    context: Context, device: int, name: str, what: tuple[str, DType, int]
+    context: Context, device: int, name: str, what: tuple[Operation, DType, int]
 ) -> DeviceAlgorithm:
-    op, dtype, elements = what
+    operation, dtype, elements = what
     world, arena, events = context.world, context.device_arena, context.events
     assert arena is not None and events is not None
     if name in _KERNELS:
-        plan = _KERNELS[name](dtype, op, elements, world.size)
+        plan = _KERNELS[name](dtype, operation.name, elements, world.size)
         return make_kernel_reduction(world, lambda: KernelReduction(world, arena, plan))
     if name in ("shared_buffer", "binomial"):
-        kernels = partial(ArrayKernels, dtype, op, elements, device)
+        kernels = partial(ArrayKernels, dtype, operation.name, elements, device)
         memory, nbytes = (arena, events, context.arena), elements * dtype.itemsize
         return make_tree_reduction(world, memory, cast(Shape, name), nbytes, kernels)
-    operation = find_operation(op, dtype)
     if name == "host":
         return HostStagedReduction(context, operation, dtype, elements)
     by_nccl = _across_nodes_by_nccl(context, device, what)
@@ -367,12 +366,12 @@ class _NodeReduction:
 
 
 def _across_nodes_by_nccl(
-    context: Context, device: int, what: tuple[str, DType, int]
+    context: Context, device: int, what: tuple[Operation, DType, int]
 ) -> DeviceAlgorithm | None:
     """Make ``hierarchical`` by NCCL; None without NCCL, or if a node's kernels cannot reduce together. Collective."""
     if not _can_use_nccl(context):
         return None
-    op, dtype, elements = what
+    operation, dtype, elements = what
     world = context.world
     node: Context | None = None
 
@@ -382,7 +381,7 @@ def _across_nodes_by_nccl(
             return True
         node = Context(World(world.node_comm))
         topology = begin_making(node, device, _MAKING, "and making a reduction needs the host")
-        return not set(_KERNELS) <= set(why_not(node.world, topology, op, dtype, elements))
+        return not set(_KERNELS) <= set(why_not(node.world, topology, operation, dtype, elements))
 
     def make() -> _NodeReduction | None:
         if node is None:
@@ -397,8 +396,8 @@ def _across_nodes_by_nccl(
         if not unable:
             within = world.attempt(make, _MAKING)
             return NcclHierarchicalReduction(
-                *(context, nccl_of(context), op, dtype, elements),
-                lambda count: ArrayKernels(dtype, op, count, device),
+                *(context, nccl_of(context), operation.name, dtype, elements),
+                lambda count: ArrayKernels(dtype, operation.name, count, device),
                 within,
             )
     except HaloxError as error:

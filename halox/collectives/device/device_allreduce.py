@@ -15,7 +15,7 @@ import numpy as np
 from halox.collectives.device.device_algorithms import DeviceAlgorithm, make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.device.nccl_reduction import NcclHierarchicalReduction
-from halox.collectives.operations import check_array
+from halox.collectives.operations import Operation, check_array
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array
@@ -37,12 +37,12 @@ class DeviceAllreduce:
         device: int,
         shape: tuple[int, ...],
         dtype: DType,
-        op: str,
+        operation: Operation,
         algorithm: str | None = None,
     ) -> None:
         self.shape, self.dtype = shape, dtype
         self._rank, self._device = context.world.rank, device
-        what = op, dtype, prod(shape)
+        what = operation, dtype, prod(shape)
         self._algorithm, self.algorithm, self.reasons = make_algorithm(
             context, device, what, algorithm
         )

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.device.field_plans import (
-    FIELD_REDUCTIONS,
-    FieldOperation,
     kept_levels,
     kernel_defines,
     loops,
@@ -29,6 +27,7 @@ from halox.collectives.device.kernel_reductions import (
     argument,
 )
 from halox.collectives.expressions import Typed
+from halox.collectives.field_operations import FieldOperation
 from halox.collectives.operations import element, find_operation
 from halox.errors import FieldError
 from halox.packing.strided_plan import divisor
@@ -145,13 +144,18 @@ def code_of(
 
 
 class ExpressionKernel(FieldReduction):
-    """One launch for all expressions of a call; ``names`` are the field reductions of the results."""
+    """One launch for all expressions of a call, with an operation for each result."""
 
     def __init__(
-        self, world: World, arena: DeviceArena, call: Typed, names: Sequence[str], ranks: int
+        self,
+        world: World,
+        arena: DeviceArena,
+        call: Typed,
+        operations: Sequence[FieldOperation],
+        ranks: int,
     ) -> None:
-        self._call, self._operations = call, [FIELD_REDUCTIONS[name] for name in names]
-        super().__init__(world, arena, "reduction", call.dtypes[0], ranks)
+        self._call, self._operations = call, operations
+        super().__init__(world, arena, operations[0], call.dtypes[0], ranks)
 
     def _memory(self) -> ReductionPlan:
         return self._planned(1, 1, [-1] * (len(self._call.program.dtypes)), 1)
@@ -174,7 +178,7 @@ class ExpressionKernel(FieldReduction):
         ]
         size = rounded_up(np.dtype(members, align=True).itemsize, 8)
         return planned(
-            *(self._name, list(defines.items()), words, self._ranks, self._sms, size),
+            *("reduction", list(defines.items()), words, self._ranks, self._sms, size),
             is_exact=first.is_exact,
             in_flight=in_flight,
         )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 import numpy as np
 
 from halox.collectives.device.field_plans import (
-    FIELD_REDUCTIONS,
     check_aligned,
     field_row,
     plan_field,
@@ -28,6 +27,7 @@ from halox.collectives.device.field_plans import (
 from halox.collectives.device.kernel_plans import (
     ReductionPlan,
 )
+from halox.collectives.field_operations import FieldOperation
 from halox.collectives.prepared import Launch
 from halox.errors import (
     ExchangeTimeoutError,
@@ -260,21 +260,21 @@ class KernelReduction(_PlannedReduction):
 class FieldReduction(_PlannedReduction):
     """A reduction of fields to one value; made by :func:`make_kernel_reduction`, or for one rank alone.
 
-    Only its name and dtype must be the same on all ranks. The strides of the cells may differ between ranks, so that a
-    rank lays out a launch for new strides alone.
+    Only its operation and dtype must be the same on all ranks. The strides of the cells may differ between ranks, so
+    that a rank lays out a launch for new strides alone.
     """
 
     def __init__(
-        self, world: World, arena: DeviceArena, name: str, dtype: DType, ranks: int
+        self, world: World, arena: DeviceArena, operation: FieldOperation, dtype: DType, ranks: int
     ) -> None:
-        self._name, self._dtype, self._ranks = name, dtype, ranks
+        self._operation, self._dtype, self._ranks = operation, dtype, ranks
         self._sms = multiprocessors(arena.device)
         super().__init__(world, arena, self._memory())
         self._launches: dict[object, Layout] = {}
 
     def _memory(self) -> ReductionPlan:
         """Plan the memory of all launches."""
-        return plan_memory(self._name, self._dtype, self._ranks, sms=self._sms)
+        return plan_memory(self._operation, self._dtype, self._ranks, sms=self._sms)
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         super()._set_memory(place, memory)
@@ -284,7 +284,7 @@ class FieldReduction(_PlannedReduction):
 
     def _identities(self) -> list[Any]:
         """Return the identity element of each result."""
-        return [FIELD_REDUCTIONS[self._name].identity(self._dtype)]
+        return [self._operation.identity(self._dtype)]
 
     def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
@@ -314,7 +314,7 @@ class FieldReduction(_PlannedReduction):
     def _layout(self, cells: Sequence[Described]) -> Layout:
         row = self._row(cells)
         assert row is not None  # `supports` has returned True
-        plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
+        plan = plan_field(self._operation, self._dtype, row, self.plan.ranks, sms=self._sms)
         return self._layout_of_row(plan, row)
 
     def _layout_of_row(self, plan: ReductionPlan, row: StridedRow) -> Layout:
@@ -327,8 +327,8 @@ class FieldReduction(_PlannedReduction):
         """Return the launch of a plan; ``first`` is the argument that describes the cells."""
         if is_capturing():
             raise StateError(
-                f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
-                "with these strides; take it once before the capture"
+                f"the current stream is being captured, and this is the first {self.plan.name} of a field of this "
+                "shape with these strides; take it once before the capture"
             )
         assert plan.memory_bytes <= self.plan.memory_bytes
         return self._prepared(plan, [first, self._partials])
@@ -351,7 +351,7 @@ class FieldReduction(_PlannedReduction):
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
         layout = self._launches.get("value")
         if layout is None:
-            plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
+            plan = plan_value(self._operation, self._dtype, self.plan.ranks, sms=self._sms)
             layout = self._launches["value"] = self._layout_of_row(plan, StridedRow(0, 0, 1, ()))
         self._launch_at(layout, [value], target, stream)
 

@@ -14,13 +14,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from halox.collectives.host.host_algorithms import HostAlgorithm
-from halox.collectives.operations import (
-    QUIET,
-    ReproducibleSum,
-    check_array,
-    check_out,
-    find_operation,
-)
+from halox.collectives.operations import QUIET, Operation, check_array, check_out
 from halox.errors import MismatchError, as_halox_error, raising
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
@@ -45,7 +39,7 @@ class HostAllreduce:
         context: Context,
         shape: tuple[int, ...],
         dtype: DType,
-        op: str,
+        operation: Operation,
         algorithm: str = "host",
         *,
         compares: bool = False,
@@ -53,14 +47,14 @@ class HostAllreduce:
         self.shape, self.dtype, self.algorithm = shape, dtype, algorithm
         self.reasons: dict[str, str] = {}
         self._context, self._compares, self._guard = context, compares, context.world.guard
-        self._operation = operation = find_operation(op, dtype)
+        self._operation = operation
         world, nbytes = context.world, prod(shape) * dtype.itemsize
         is_one_round = algorithm == "host" and world.ranks.gathers_in_memory
         self._is_small = nbytes <= MOST_BYTES and (compares or is_one_round or world.size == 1)
         self._large: HostAlgorithm | None = None
-        self._signature = op, (shape, dtype.str)
-        fold, is_exact = operation.fold, isinstance(operation, ReproducibleSum)
-        join = None if is_exact else lambda total, other: fold(total, [total, other])
+        self._signature = str(operation), (shape, dtype.str)
+        fold = operation.fold
+        join = None if operation.is_exact else lambda total, other: fold(total, [total, other])
         held = shape if self._is_small else (0,)
         self._values = GatheredValues(world, self._signature, dtype, held, join)
         self._gather = self._values.gather
@@ -80,7 +74,7 @@ class HostAllreduce:
         """
         operation, sums, total, ranks = self._operation, self._sums, self._total, len(values.each)
         combine, dtype = operation.combine, self.dtype
-        if not (operation.is_logical or isinstance(operation, ReproducibleSum)):
+        if not (operation.is_logical or operation.is_exact):
             if ranks == 2:
                 if operation.name in ("min", "max"):  # NumPy takes their results by keyword only
                     return partial(combine, out=total), *values.each

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halox.collectives.operations import Operation, ReproducibleSum
+from halox.collectives.operations import Operation
 from halox.runtime import gathered_values
 from halox.runtime.arrays import Array, DType
 from halox.runtime.gathered_values import Wait, aligned
@@ -62,8 +62,7 @@ class OrderedReduction:
         self.carries_errors = nbytes <= GATHERED_BYTES
         if self.carries_errors:
             record = HEAD_BYTES + rounded_up(nbytes, _LINE_BYTES)
-            is_exact = isinstance(operation, ReproducibleSum)
-            self._in_tree = comm.size > gathered_values.MOST_GATHERED and not is_exact
+            self._in_tree = comm.size > gathered_values.MOST_GATHERED and not operation.is_exact
             count = 2 if self._in_tree else comm.size
             self._records = aligned(count * record).reshape(count, record)
             self._record = self._records[0] if self._in_tree else np.zeros(record, np.uint8)

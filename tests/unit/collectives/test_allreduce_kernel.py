@@ -19,6 +19,7 @@ from halox.collectives.device.kernel_reductions import (
     KernelReduction,
     make_kernel_reduction,
 )
+from halox.collectives.field_operations import FIELD_OPERATIONS
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
 from halox.runtime.arrays import Described, describe
 from tests.fakes.cpu_allreduce import (
@@ -225,10 +226,10 @@ class TestFields:
     def test_numbers_of_all_cells(self, name, dtype):
         if np.dtype(dtype).kind == "c" and name in ("min", "max"):
             with pytest.raises(FieldError):
-                connect_fields(name, fields(dtype, UNEVEN))
+                connect_fields(FIELD_OPERATIONS[name], fields(dtype, UNEVEN))
             return
         cells = fields(dtype, UNEVEN)
-        ranks = connect_fields(name, cells)
+        ranks = connect_fields(FIELD_OPERATIONS[name], cells)
         everything = np.concatenate([one.reshape(-1) for one in cells])
         wide = {"c": "c16", "f": "f8", "u": "u8"}.get(np.dtype(dtype).kind, "i8")
         wanted = NUMBERS[name](everything, wide)
@@ -245,7 +246,7 @@ class TestFields:
     def test_dot(self, dtype):
         a = fields(dtype, UNEVEN)
         b = [one[::-1, :, ::-1] for one in fields(dtype, UNEVEN)]
-        ranks = connect_fields("dot", a, b)
+        ranks = connect_fields(FIELD_OPERATIONS["dot"], a, b)
         wide = np.result_type(dtype, "f8") if np.dtype(dtype).kind in "fc" else np.dtype("i8")
         x, y = (np.concatenate([one.astype(wide).reshape(-1) for one in both]) for both in (a, b))
         wanted = np.sum(np.conj(x) * y)
@@ -257,7 +258,10 @@ class TestFields:
     def test_nan_is_not_lost(self, name):
         cells = fields("f8", UNEVEN)
         cells[1][3, 4, 5] = np.nan
-        assert all(np.isnan(one) for one in reduce_once(connect_fields(name, cells), "f8"))
+        assert all(
+            np.isnan(one)
+            for one in reduce_once(connect_fields(FIELD_OPERATIONS[name], cells), "f8")
+        )
 
     @pytest.mark.parametrize("name", ["min", "max"])
     @pytest.mark.parametrize("dtype", ["i1", "f4", "?", *full("u8")])
@@ -269,19 +273,19 @@ class TestFields:
             dtype.kind, lambda: getattr(np.iinfo(dtype), {"min": "max", "max": "min"}[name])
         )()
         cells = [np.full((3, 3), value, dtype) for _ in range(2)]
-        assert reduce_once(connect_fields(name, cells), dtype) == [value, value]
+        assert reduce_once(connect_fields(FIELD_OPERATIONS[name], cells), dtype) == [value, value]
 
     @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4, 5), (2, 2, 2, 2, 3)])
     def test_axes(self, shape):
         cells = [sample("i4", "sum", (*shape, 2), i)[..., 0] for i in range(2)]
-        found = reduce_once(connect_fields("sum", cells), "i8")
+        found = reduce_once(connect_fields(FIELD_OPERATIONS["sum"], cells), "i8")
         assert found == [sum(int(one.sum(dtype="i8")) for one in cells)] * 2
 
     @pytest.mark.parametrize("sms", [1, 3])
     def test_many_cells(self, sms):
         """More cells than the threads of a launch read at once, so that they loop."""
         cells = [sample("i8", "sum", (40, 33, 31), i)[1:-1, 2:, :-1] for i in range(2)]
-        ranks = connect_fields("sum", cells, sms=sms)
+        ranks = connect_fields(FIELD_OPERATIONS["sum"], cells, sms=sms)
         ((*_, launch),) = ranks[0].reduction._launches.values()
         assert launch.blocks == 4 * sms and launch.threads * launch.blocks * 4 < cells[0].size
         wanted = sum(int(one.sum()) for one in cells)
@@ -292,7 +296,7 @@ class TestFields:
         """One reduction serves fields of any shape and strides, different on each rank, and precomputed values."""
         first = [sample("i4", "sum", (9, 5 + i), i)[1:-1] for i in range(3)]
         others = [sample("i4", "sum", (3, 4000), i).T for i in range(3)]
-        ranks = connect_fields("sum", first)
+        ranks = connect_fields(FIELD_OPERATIONS["sum"], first)
         wanted = [sum(int(one.sum(dtype="i8")) for one in some) for some in (first, others)]
         values = [np.array([100 + i]) for i in range(3)]
         out = np.zeros((3, 6), "i8")
@@ -316,7 +320,7 @@ class TestFields:
             assert out[:, call].tolist() == [total] * 3
 
     def test_a_rank_that_never_comes_is_named_with_the_reduction(self):
-        ranks = connect_fields("norm", [np.ones((3, 4)) + i for i in range(2)])
+        ranks = connect_fields(FIELD_OPERATIONS["norm"], [np.ones((3, 4)) + i for i in range(2)])
         reduce_once(ranks, "f8")
         ranks[0].limit(0.1)
         out, stream = np.full(1, -1.0), Stream(0, "forward", 1, 0, 0)
@@ -335,25 +339,25 @@ class TestFields:
         cell = Described(middle.pointer, cells.shape, (0, 0, 0), cells.dtype, None, False)
         wide = cells.astype("f8")
         away = wide - float(cells[4, 6, 3])
-        for name, cells_of_call, right in (
-            ("squares", [describe(cells)], [(wide**2).sum()]),
-            ("moments", [describe(cells), cell], [away.sum(), (away**2).sum()]),
+        for operation, cells_of_call, right in (
+            (FIELD_OPERATIONS["norm"].before_ranks, [describe(cells)], [(wide**2).sum()]),
+            (FIELD_OPERATIONS["moments"], [describe(cells), cell], [away.sum(), (away**2).sum()]),
         ):
 
-            def make(world, arena, name=name):
-                made = FieldReduction(world, arena, name, cells.dtype, 1)
+            def make(world, arena, operation=operation):
+                made = FieldReduction(world, arena, operation, cells.dtype, 1)
                 made.open_alone()
                 return made
 
             (rank,) = connect(1, make)
             rank.cells = cells_of_call
-            kind = "c16" if name == "moments" else "f8"
+            kind = "c16" if operation.name == "moments" else "f8"
             found = np.array(reduce_once([rank], kind, multiprocessors=2)).view("f8")
             np.testing.assert_allclose(found, right, rtol=1e-12)
 
     def test_a_thousand_epochs(self):
         cells = [np.arange(24.0).reshape(4, 6) + i for i in range(3)]
-        ranks = connect_fields("norm", cells)
+        ranks = connect_fields(FIELD_OPERATIONS["norm"], cells)
         found = set()
         out = [np.zeros(1) for _ in ranks]
         streams = [Stream(i, "random", 1, 0, 0) for i in range(3)]
@@ -376,7 +380,7 @@ class TestFields:
     def test_a_refused_number(self):
         """All ranks refuse a call; the next one is right."""
         cells = fields("f8", UNEVEN)
-        ranks = connect_fields("sum", cells)
+        ranks = connect_fields(FIELD_OPERATIONS["sum"], cells)
         streams = [Stream(i, "random", 1, 0, 0) for i in range(3)]
         out = np.zeros(3)
 
@@ -393,7 +397,7 @@ class TestFields:
         cells = fields("f8", UNEVEN)
         mixed = [one.astype("f4" if rank == 1 else "f8") for rank, one in enumerate(cells)]
         with pytest.raises(MismatchError):
-            connect_fields("max", mixed)
+            connect_fields(FIELD_OPERATIONS["max"], mixed)
 
 
 @settings(max_examples=trials(80))

@@ -19,6 +19,7 @@ from halox.collectives.device.kernel_plans import (
     plan_scattered,
     plan_wide,
 )
+from halox.collectives.field_operations import EXACT_OPERATIONS, FIELD_OPERATIONS
 from halox.errors import FieldError
 from halox.packing.strided_plan import MAX_WORDS, region_dtype
 from tests.fakes.cpu_allreduce import built
@@ -64,7 +65,9 @@ def test_words_are_the_kernels():
     extra = f'extern "C" {{ unsigned long layout[] = {{{texts}}}; }}'
     library = ctypes.CDLL(str(built("exact_field", defines, extra)))
     found = (ctypes.c_ulong * 4).in_dll(library, "layout")
-    plan = plan_field("reproducible sum", np.dtype("c16"), field_row(0, (9,), (16,), 16), 3, sms=2)
+    plan = plan_field(
+        EXACT_OPERATIONS["sum"], np.dtype("c16"), field_row(0, (9,), (16,), 16), 3, sms=2
+    )
     assert list(found) == [PARTIALS.itemsize, EXACT_WORDS, plan.rank_bytes // 16, 16]
     assert plan.partial_bytes == 16 * EXACT_WORDS
 
@@ -120,7 +123,7 @@ class TestFields:
     @pytest.mark.parametrize("words", [1, 33, 10_000, 1 << 27])
     def test_the_launch_fills_the_gpu_once(self, words):
         row = field_row(0, (words,), (8,), 8)
-        plan = plan_field("norm", F8, row, 8, sms=132)
+        plan = plan_field(FIELD_OPERATIONS["norm"], F8, row, 8, sms=132)
         assert plan.blocks <= 4 * 132
         assert plan.threads >= MOST_RANKS
         assert plan.blocks * plan.threads >= min(words, 132 * 4 * THREADS) / 4

@@ -13,11 +13,11 @@ from halox.collectives.device import field_plans
 from halox.collectives.device.field_plans import (
     EXACT_CELLS,
     EXACT_WORDS,
-    WORDS_OF,
     field_row,
     plan_field,
 )
 from halox.collectives.device.kernel_reductions import FieldReduction
+from halox.collectives.field_operations import EXACT_OPERATIONS, FieldOperation
 from halox.packing.strided_plan import MAX_WORDS
 from halox.runtime.arrays import describe
 from tests.exact import KINDS, TIES, hard, norm, products, same_bits, sums
@@ -29,7 +29,7 @@ require("cxx")
 
 def reduced(name: str, fields: list[Any], others: Any = None, calls: int = 1, seed: int = 0) -> Any:
     """Return the result of the last call, which must have the same bits on all ranks."""
-    ranks = connect_fields(f"reproducible {name}", fields, others)
+    ranks = connect_fields(EXACT_OPERATIONS[name], fields, others)
     is_complex = fields[0].dtype.kind == "c" and name != "norm"
     for _ in range(calls):
         found = reduce_once(ranks, "c16" if is_complex else "f8", multiprocessors=2, seed=seed)
@@ -76,7 +76,7 @@ def test_threads_that_fill_their_slices(value: float) -> None:
     cells = np.full((20, 190, 160), value)
     cells[-1] = 2.0**-40
     with patch.object(field_plans, "BLOCKS_PER_SM", 1):
-        ranks = connect_fields("reproducible sum", [cells[:, 1:-1]], sms=1)
+        ranks = connect_fields(EXACT_OPERATIONS["sum"], [cells[:, 1:-1]], sms=1)
         ((*_, launch),) = ranks[0].reduction._launches.values()
         assert cells[:-1, 1:-1].size / (launch.threads * launch.blocks) > 2100
         found = reduce_once(ranks, "f8")
@@ -98,16 +98,16 @@ def test_words_of_a_rank_and_their_sum() -> None:
     parts = [hard(kind, 500, rng) + 1j * hard("cancelling", 500, rng) for kind in KINDS[:-1]]
     total = np.zeros(2 * EXACT_WORDS, "i8")
 
-    def make(name: str) -> Any:
+    def make(operation: FieldOperation) -> Any:
         def alone(world: Any, arena: Any) -> FieldReduction:
-            found = FieldReduction(world, arena, name, np.dtype("c16"), 1)
+            found = FieldReduction(world, arena, operation, np.dtype("c16"), 1)
             found.open_alone()
             return found
 
         (rank,) = connect(1, alone)
         return rank.reduction
 
-    words_of, rounded = make(WORDS_OF + "reproducible sum"), make("reproducible sum")
+    words_of, rounded = make(EXACT_OPERATIONS["sum"].before_ranks), make(EXACT_OPERATIONS["sum"])
     stream, out = Stream(0, "random", 1, 0, 0), np.zeros(1, "c16")
     with without_gpu():
         for part in parts:
@@ -122,5 +122,5 @@ def test_words_of_a_rank_and_their_sum() -> None:
 def test_fields_of_many_cells_have_enough_blocks() -> None:
     row = field_row(0, (MAX_WORDS,), (8,), 8)
     assert row is not None
-    plan = plan_field("reproducible sum", np.dtype("f8"), row, 1, sms=1)
+    plan = plan_field(EXACT_OPERATIONS["sum"], np.dtype("f8"), row, 1, sms=1)
     assert plan.blocks * EXACT_CELLS >= MAX_WORDS

@@ -15,10 +15,10 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.device.expression_kernels import ExpressionKernel, code_of, operands
-from halox.collectives.device.field_plans import FIELD_REDUCTIONS
 from halox.collectives.device.kernel_plans import ALLREDUCE
 from halox.collectives.expressions import requested, typed
-from halox.collectives.host.host_fields import MOST_FIELDS
+from halox.collectives.field_operations import EXACT_OPERATIONS
+from halox.collectives.host.host_reductions import MOST_FIELDS
 from halox.errors import FieldError
 from halox.runtime.gpu.compiler import source
 from tests.expressions import DTYPES, FIELDS, Writer, evaluated, values
@@ -140,7 +140,7 @@ def test_the_kernels_compute_the_same(grid: Any) -> None:
             continue
         call = typed(requested("reduce", text, "sum", None, named), grid.domain)
         cells = operands(call, call.program.values(named), [])
-        code = code_of(call, [FIELD_REDUCTIONS["reproducible sum"]], range(len(cells)))
+        code = code_of(call, [EXACT_OPERATIONS["sum"]], range(len(cells)))
         is_complex = wanted.dtype.kind == "c"
         type_ = "Complex<double>" if is_complex else "double"
         shape = {"type": type_, "cells": wanted.size, "columns": SHAPE[1]}
@@ -249,11 +249,11 @@ def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
     ops = name.removeprefix("reproducible ") if name else op
     request = requested("reduce", text, ops, None, named)
     if name is not None and name != ops:
-        request = replace(request, ops=(name,))
+        request = replace(request, is_exact=True)
     call = typed(request, grid.domain)
     kernel: Any = object.__new__(ExpressionKernel)
-    kernel._call, kernel._operations = call, [FIELD_REDUCTIONS[each] for each in call.ops]
-    kernel._name, kernel._sms, kernel._ranks = "reduction", 132, 2
+    kernel._call, kernel._operations = call, call.ops
+    kernel._sms, kernel._ranks = 132, 2
     plans: list[Any] = []
     kernel._prepared_for = lambda plan, first: plans.append((plan, len(first)))
     kernel._layout(operands(call, call.program.values(named), [0] * (len(call.ops) - 1)))

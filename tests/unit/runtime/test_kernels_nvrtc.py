@@ -17,6 +17,7 @@ from halox.collectives.device.kernel_plans import (
     plan_scattered,
     plan_wide,
 )
+from halox.collectives.field_operations import EXACT_OPERATIONS, FIELD_OPERATIONS
 from halox.exchange.wall_launch import EXACT
 from halox.packing.strided import _ELEMENTS
 from halox.paths.peer.table import MANY_THREADS, Kind
@@ -234,22 +235,44 @@ REDUCTIONS = [
     ),
     *(
         (plan.function, plan.defines)
-        for name, dtype, row in (
-            ("norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
-            ("sum", "c16", field_row(0, (4, 4, 4), (1024, 128, 16), 16)),
-            ("dot", "c8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (512, 64, 8)))),
-            ("dot", "f4", field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5))),
-            ("max", "f4", field_row(0, (9,), (4,), 4)),
-            ("moments", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0)))),
-            ("argmax", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (128, 32, 8)))),
-            ("argmin", "u1", field_row(0, (4, 4, 4), (512, 64, 1), 1, (0, (16, 4, 1)))),
-            ("reproducible norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
-            ("reproducible sum", "c8", field_row(0, (9,), (8,), 8)),
-            ("reproducible dot", "c16", field_row(0, (9,), (16,), 16, (0, (16,)))),
+        for operation, dtype, row in (
+            (FIELD_OPERATIONS["norm"], "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
+            (FIELD_OPERATIONS["sum"], "c16", field_row(0, (4, 4, 4), (1024, 128, 16), 16)),
+            (
+                FIELD_OPERATIONS["dot"],
+                "c8",
+                field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (512, 64, 8))),
+            ),
+            (
+                FIELD_OPERATIONS["dot"],
+                "f4",
+                field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5)),
+            ),
+            (FIELD_OPERATIONS["max"], "f4", field_row(0, (9,), (4,), 4)),
+            (
+                FIELD_OPERATIONS["moments"],
+                "f8",
+                field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0))),
+            ),
+            (
+                FIELD_OPERATIONS["argmax"],
+                "f8",
+                field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (128, 32, 8))),
+            ),
+            (
+                FIELD_OPERATIONS["argmin"],
+                "u1",
+                field_row(0, (4, 4, 4), (512, 64, 1), 1, (0, (16, 4, 1))),
+            ),
+            (EXACT_OPERATIONS["norm"], "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
+            (EXACT_OPERATIONS["sum"], "c8", field_row(0, (9,), (8,), 8)),
+            (EXACT_OPERATIONS["dot"], "c16", field_row(0, (9,), (16,), 16, (0, (16,)))),
         )
         for plan in (
             # A reduction of the cells of one rank is compiled for one rank.
-            plan_field(name, np.dtype(dtype), row, 1 if name in OF_ONE_RANK else 2, sms=132),
+            plan_field(
+                operation, np.dtype(dtype), row, 1 if operation.name in OF_ONE_RANK else 2, sms=132
+            ),
         )
     ),
 ]
@@ -277,7 +300,7 @@ def test_reductions(name, defines, architecture):
 def test_exact_sums_round_each_product():
     """No fused multiply-add, and no copy of the slices in local memory."""
     row = field_row(0, (9,), (16,), 16, (0, (16,)))
-    plan = plan_field("reproducible dot", np.dtype("c16"), row, 1, sms=132)
+    plan = plan_field(EXACT_OPERATIONS["dot"], np.dtype("c16"), row, 1, sms=132)
     for finish in ("Plain", "Words"):
         defines = tuple((dict(plan.defines) | {"FINISH": finish}).items())
         ptx = compiled(plan.function, defines, "compute_90").ptx
