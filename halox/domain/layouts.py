@@ -184,22 +184,23 @@ class FieldLayouts:
         ranks must find the same plan. Other arrays need a separate plan, and the key has their memory: fields of the
         grid, read-only arrays, and arrays with strides that only some ranks can distinguish.
         """
-        layouts, descriptions = [], []
+        forms, descriptions = [], []
         for array in arrays:
             described = describe(array)
             if described.device != self._device:
                 self._check_device(described)
-            layout = self._layout(described)
+            layout, steps = self._layout(described), described.strides
             if not described.writable or layout.is_flat_somewhere or self.is_own(array):
                 may_share = False
-            layouts.append(layout)
+            if 1 in described.shape:  # the stride along an axis of length 1 is never used
+                steps = tuple([s for s, n in zip(steps, described.shape, strict=True) if n > 1])
+            forms.append((layout, described.dtype, steps))
             descriptions.append(described)
-        pairs = list(zip(layouts, descriptions, strict=True))
         if may_share:
-            return tuple([(layout, d.dtype, _used_strides(d)) for layout, d in pairs]), descriptions
+            return tuple(forms), descriptions
         roots = [id(owner(array)) for array in arrays]
-        memory = [(_field_key(d), d.writable, layout) for layout, d in pairs]
-        return (*roots, *memory), None
+        memory = [(one.pointer, one.shape, one.strides, one.writable) for one in descriptions]
+        return (*forms, *roots, *memory), None
 
     def _check_device(self, described: Described) -> None:
         """Raise `DeviceError` for an array on another device than the grid's fields."""
@@ -288,13 +289,6 @@ class FieldLayouts:
 
 def _field_key(described: Described) -> Hashable:
     return described.pointer, described.shape, described.strides, described.dtype
-
-
-def _used_strides(described: Described) -> tuple[int, ...]:
-    if 1 not in described.shape:
-        return described.strides
-    pairs = zip(described.strides, described.shape, strict=True)
-    return tuple([stride for stride, extent in pairs if extent > 1])
 
 
 def _keep_with(table: dict[Any, Any], key: Hashable, watched: object, *values: object) -> None:
