@@ -9,7 +9,8 @@ stay within the rows of the process grid along the moved axis::
             (1, p, q)    p moves 0 -> 1       transform axis 0     messages within the p ranks of a column
 
 A search finds the best sequence. It has the fewest moves to axes that are already divided (blocks need one), then the
-fewest transposes, then axis 0 as the last axis, then the smallest groups of ranks.
+fewest transposes, then axis 0 as the last axis. Begin at `find_stages`, which `FFT` calls; `divide_stages` gives the
+cells of each stage.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import chain, combinations, count, product
+from itertools import chain, combinations, product
 from typing import TypeAlias
 
 import numpy as np
@@ -30,10 +31,12 @@ from halox.fft.modes import factor
 AxisMoves: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of axes: the division of the first axis moves to the second axis."""
 
+Preference: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a sequence: ranks per axis, and the axes transformed; the search's result.
+    """A stage of a sequence: ranks per axis, and the axes transformed.
 
     Attributes
     ----------
@@ -232,6 +235,32 @@ class _Search:
     axes: frozenset[int]
     first: int | None
 
+    def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
+        """Return the best sequence, None if there is none; ``bounded`` excludes axes with more ranks than cells."""
+        ready = self.ready(parts, frozenset())
+        # A cost is the numbers of merges and of transposes, then the preference of each transpose. No two sequences
+        # have the same cost.
+        cost: tuple[int, int, tuple[Preference, ...]] = (0, 0, ())
+        queue = [(cost, [Stage(parts, (), tuple(sorted(ready)))], ready)]
+        visited = set()
+        while queue:
+            (merges, transposes, order), stages, done = heappop(queue)
+            here = stages[-1].parts
+            if done == self.axes:
+                return stages
+            if (here, done) in visited:
+                continue
+            visited.add((here, done))
+            for moves in self.candidates(here, done):
+                there = moved_parts(here, moves)
+                if bounded and any(p > n for p, n in zip(there, self.extents(done), strict=True)):
+                    continue
+                ready = self.ready(there, done)
+                stage = Stage(there, moves, tuple(sorted(ready)))
+                cost = merges + _merges(here, moves), transposes + 1, (*order, _preference(moves))
+                heappush(queue, (cost, [*stages, stage], done | ready))
+        return None
+
     def ready(self, parts: tuple[int, ...], done: frozenset[int]) -> frozenset[int]:
         """Return the axes that can be transformed in a division."""
         if self.first is not None and self.first not in done and parts[self.first] > 1:
@@ -248,51 +277,25 @@ class _Search:
     def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[AxisMoves]:
         """Yield the moves that make one or more of the remaining axes whole."""
         cut = [axis for axis in sorted(self.axes - done) if parts[axis] > 1]
-        chosen = chain.from_iterable(combinations(cut, n) for n in range(1, len(cut) + 1))
-        for sources in chosen:
+        for sources in chain.from_iterable(combinations(cut, n + 1) for n in range(len(cut))):
             others = [axis for axis in range(len(parts)) if axis not in sources]
             for targets in product(others, repeat=len(sources)):
                 yield tuple(zip(sources, targets, strict=True))
 
-    def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
-        """Return the best sequence, None if there is none; ``bounded`` excludes axes with more ranks than cells."""
-        ready = self.ready(parts, frozenset())
-        start = [Stage(parts, (), tuple(sorted(ready)))]
-        number = count()
-        queue: list[tuple[tuple[object, ...], int, frozenset[int], list[Stage]]] = []
-        heappush(queue, ((0, 0, (), 0), next(number), ready, start))
-        visited = set()
-        while queue:
-            cost, _, done, stages = heappop(queue)
-            here = stages[-1].parts
-            if done == self.axes:
-                return stages
-            if (here, done) in visited:
-                continue
-            visited.add((here, done))
-            for moves in self.candidates(here, done):
-                there = moved_parts(here, moves)
-                if bounded and any(p > n for p, n in zip(there, self.extents(done), strict=True)):
-                    continue
-                ready = self.ready(there, done)
-                stage = Stage(there, moves, tuple(sorted(ready)))
-                new_cost = _with_moves(cost, here, moves)
-                heappush(queue, (new_cost, next(number), done | ready, [*stages, stage]))
-        return None
 
-
-def _with_moves(
-    cost: tuple[object, ...], parts: tuple[int, ...], moves: AxisMoves
-) -> tuple[object, ...]:
-    """Return the cost of a sequence with one more transpose: a tuple that is compared entry by entry."""
-    merges, steps, order, ranks = cost
+def _merges(parts: tuple[int, ...], moves: AxisMoves) -> int:
+    """Return the number of moves to an axis that is divided already."""
     targets = [target for _, target in moves]
-    merged = sum(parts[target] > 1 for target in targets) + len(targets) - len(set(targets))
-    group = math.prod(parts[source] for source, _ in moves)
-    # Make later axes whole first, so that axis 0 is transformed last, since its lines form one batch. Move their
-    # division to the first axes, to keep lines along the last axis long.
-    preference = tuple(-source for source, _ in reversed(moves)), tuple(targets)
-    return (merges + merged, steps + 1, (*order, preference), ranks + group)  # type: ignore[operator,misc]
+    return sum(parts[target] > 1 for target in targets) + len(targets) - len(set(targets))
+
+
+def _preference(moves: AxisMoves) -> Preference:
+    """Return the place of moves among others, the lowest first.
+
+    The last axes become whole first, so that axis 0 is transformed last, since its lines form one batch. Their division
+    moves to the first axes, to keep lines along the last axis long.
+    """
+    return tuple(-source for source, _ in reversed(moves)), tuple(target for _, target in moves)
 
 
 def _why_impossible(search: _Search, parts: tuple[int, ...], stages: list[Stage]) -> str:
