@@ -14,11 +14,9 @@ import halox
 from halox.cli import probing, report, run
 from halox.errors import HaloxError
 from halox.exchange.measuring import exchange_us
-from halox.paths.costs import RUN_BYTES
 from halox.prediction import HOST_COSTS, constants, predict
 
-_HOST_PROTOCOLS = [("local", "copy"), ("host", "direct"), ("host", "shared")]
-_HOST_POINTS = [probing.Point(size << 10, run) for size in (2, 32, 128) for run in RUN_BYTES]
+_HOST_LARGE_BYTES = 128 << 10  # in the caches of a core, as most messages
 _MOST_CELLS = 1 << 25  # of a measured block; larger blocks take as long per cell
 
 
@@ -76,10 +74,15 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
         partners = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, grid.comm, grid.device_id, *partners)
         if grid.device == "cpu" and world.node_count < comm.size:
-            how = _HOST_PROTOCOLS, _HOST_POINTS, lambda *_: None, lambda: False
-            found = probing.campaign(prober, *how)
-            fitted = probing.fitted(found, costs, shared_gpu=False)
-            costs = HOST_COSTS.updated(fitted, f"measured on {comm.size} ranks")
+            found = probing.campaign(
+                prober,
+                list(HOST_COSTS.protocols),
+                HOST_COSTS,
+                lambda *_: None,
+                lambda: False,
+                large_bytes=_HOST_LARGE_BYTES,
+            )
+            costs = HOST_COSTS.updated(found.costs, f"measured on {comm.size} ranks")
         if args.script is not None:
             options["stencil"] = _stencil_ns(args.script, fields, division, prober, grid.grid_shape)
         first, *others = args.predicted

@@ -1,6 +1,8 @@
-"""Measurements of ``halox tune``: exchanges of a few shapes, by every possible protocol between two ranks.
+"""Measurement of cost constants: exchanges of a few shapes, by every possible protocol between two ranks.
 
-`campaign` measures each protocol at `POINTS` by a `Prober`, and `fitted` derives the constants of the cost model.
+``halox tune`` and ``halox predict`` call `campaign`, which measures each constant of each protocol by itself, with a
+`Prober`. The latency is the time of a small exchange, the time of a further message the difference between one and
+several messages, and the bandwidth of a length of runs the time of a large exchange beyond the latency.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 import halox
 from halox import datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.exchange.costs import Costs, protocol_name
-from halox.exchange.fitting import Sample, fit, follow_siblings
 from halox.exchange.measuring import exchange_us
 from halox.paths import PATHS
 from halox.paths.base import Protocol
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 _KIB = 1 << 10
 _ROW_US = 4000.0  # intended time of a row of repeated exchanges
+_ROUNDS = 2
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
@@ -37,6 +41,9 @@ _SPREAD = 4
 _LEAST_STRIDE = 128
 _COLD_BYTES = 1 << 20
 """Bytes of an exchange on GPUs from which its cells are read from memory, as after the computation of a step."""
+_LEAST_US = 1e-3
+_FASTEST_GB_PER_S = 20_000.0
+"""Bandwidth of a protocol whose time does not grow with the bytes, so that no bandwidth can be measured."""
 
 
 @dataclass(frozen=True)
@@ -48,88 +55,119 @@ class Point:
     messages: int = 1
 
 
-POINTS = (
-    *(Point(size * _KIB, run) for size in (2, 1024) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
-    *(Point(256 * _KIB, run) for run in RUN_BYTES[1:-1]),
-    Point(128 * _KIB, RUN_BYTES[0], 4),
-    Point(64 * _KIB, RUN_BYTES[-1], 8),
-    *(Point(size * _KIB, run) for size in (32, 256) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
-    *(Point(4096 * _KIB, run) for run in RUN_BYTES),
-    Point(16384 * _KIB, RUN_BYTES[-1]),
-)
-"""Points in the order of measurement; the first points must determine all constants if time runs out."""
+Sample: TypeAlias = tuple[Point, float]
+"""What a rank exchanged at most, and the microseconds of it."""
 
-Probe = Callable[[str, str, Point], Sample]
-"""Measures a protocol at a point; raises `HaloxError` on all ranks if the protocol cannot be used."""
+Probe: TypeAlias = Callable[[str, Point], Sample]
+"""Measures "path/protocol" at a point; raises `HaloxError` on all ranks if the protocol cannot be used."""
 
-Progress = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+SMALL = Point(_KIB, RUN_BYTES[-1])
+ONE, SEVERAL = Point(64 * _KIB, RUN_BYTES[-1]), Point(64 * _KIB, RUN_BYTES[-1], 8)
+LARGE_BYTES = 4096 * _KIB
+CHECKS = tuple(Point(n * _KIB, run) for n, run in ((32, RUN_BYTES[-1]), (256, 8), (256, 1024)))
+"""Points between the measured ones, which show how far the constants are off."""
 
 
 @dataclass
 class Campaign:
-    """Measurements by "path/protocol": samples, or reasons for missing samples, and whether time ran out."""
+    """Constants by `protocol_name`, samples at `CHECKS` by the same name, and reasons for missing constants."""
 
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    costs: dict[str, ProtocolCost] = field(default_factory=dict)
+    checks: dict[str, list[Sample]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     cut_short: bool = False
 
 
 def campaign(
     probe: Probe,
-    protocols: Sequence[tuple[str, str]],
-    points: Sequence[Point],
+    protocols: Sequence[str],
+    before: Costs,
     progress: Progress,
     time_is_up: Callable[[], bool],
+    *,
+    shared_gpu: bool = False,
+    large_bytes: int | None = None,
 ) -> Campaign:
-    """Measure every protocol at every point, until time is up.
+    """Measure the constants of every protocol, until time is up.
 
-    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks.
+    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks. ``before`` has the time of
+    a further message for protocols of fields, since a grid fuses all messages to a rank into one.
     """
-    measured = Campaign()
-    for number, point in enumerate(points):
-        for place, (path, protocol) in enumerate(protocols):
-            if time_is_up():
-                measured.cut_short = True
-                return measured
-            name, count = protocol_name(path, protocol), len(protocols)
-            progress(f"measuring {name}", number * count + place, len(points) * count)
-            try:
-                sample = probe(path, protocol, point)
-                measured.samples.setdefault(name, []).append(sample)
-            except ExchangeTimeoutError:
-                raise
-            except HaloxError as error:
-                measured.refused.setdefault(name, str(error))
-    for name in measured.samples:
-        measured.refused.pop(name, None)
-    return measured
-
-
-def fitted(measured: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
-    """Return the constants of a campaign, by `protocol_name`.
-
-    Constants of protocols that were not measured are estimated from measured protocols of their path. Protocols through
-    MPI are an exception, since they have a different speed.
-    """
-
-    def full(name: str) -> str:
+    found = Campaign()
+    for place, name in enumerate(protocols):
         path, _, protocol = name.partition("/")
-        return protocol_name(path, protocol, shared_gpu)
+        full = protocol_name(path, protocol, shared_gpu)
+        if time_is_up():
+            found.cut_short = True
+            found.refused[name] = "time ran out"
+            continue
+        progress(f"measuring {name}", place, len(protocols))
+        try:
+            old = before.protocols.get(full) if _protocol(name).in_field else None
+            found.costs[full] = _cost(partial(probe, name), large_bytes or LARGE_BYTES, old)
+            found.checks[full] = list(_measured(partial(probe, name), CHECKS, 1).values())
+        except ExchangeTimeoutError:
+            raise
+        except HaloxError as error:
+            found.refused[name] = str(error)
+    return found
 
-    fits = {full(name): fit(samples) for name, samples in measured.samples.items()}
-    results = {name: cost for name, cost in fits.items() if cost is not None}
-    guesses = {
-        full(name): follow_siblings(name, results, before.protocols, shared_gpu)
-        for name in (*measured.samples, *measured.refused)
-        if full(name) not in results and _protocol(name).reach != "nodes"
-    }
-    return results | {name: cost for name, cost in guesses.items() if cost is not None}
+
+def _cost(
+    measure: Callable[[Point], Sample], large_bytes: int, old: ProtocolCost | None
+) -> ProtocolCost:
+    """Measure the constants of a protocol; those before, ``old``, give the time of a further message, if not None."""
+    larges = [Point(large_bytes, run) for run in RUN_BYTES[::-1]]
+    best = _measured(measure, [SMALL, *larges, *(() if old else (ONE, SEVERAL))], _ROUNDS)
+    if old:
+        message_us = old.message_us
+    else:
+        added_us = best[SEVERAL][1] - best[ONE][1]
+        message_us = max(added_us, 0.0) / (SEVERAL.messages - ONE.messages)
+    small, small_us = best[SMALL]
+    speeds: list[float] = []
+    fastest = _FASTEST_GB_PER_S
+    for point in larges:
+        if point in best:
+            done, us = best[point]
+            # Noise aside, shorter runs are never faster.
+            fastest = min(fastest, 1e-3 * done.nbytes / max(us - small_us, _LEAST_US))
+        speeds.append(fastest)  # lengths that the protocol does not take: as the next longer one
+    latency_us = max(small_us - (small.messages - 1) * message_us, 0.0)
+    return ProtocolCost(latency_us, message_us, tuple(speeds[::-1]))
 
 
-def tuned_protocols(memory: str) -> list[tuple[str, str]]:
-    """Return the paths and protocols to measure, for memory "gpu" (including messages within a rank) or "host"."""
+def _measured(
+    measure: Callable[[Point], Sample], points: Sequence[Point], rounds: int
+) -> dict[Point, Sample]:
+    """Measure points, and return the shortest time of each; without points of short runs that the protocol refuses."""
+    best: dict[Point, Sample] = {}
+    # Other work on the machine only adds time, and mostly to measurements that follow one another.
+    for point in [*points] * rounds:
+        try:
+            sample = measure(point)
+        except ExchangeTimeoutError:
+            raise
+        except HaloxError:
+            if point.run_bytes == RUN_BYTES[-1]:
+                raise
+            continue
+        best[point] = min(sample, best.get(point, sample), key=lambda each: each[1])
+    return best
+
+
+def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
+    """Return the median relative error of a protocol's constants over some samples."""
+    errors = [abs(cost.us(p.nbytes, p.run_bytes, p.messages) / us - 1) for p, us in samples]
+    return float(np.median(errors))
+
+
+def tuned_protocols(memory: str) -> list[str]:
+    """Return the protocols to measure, for memory "gpu" (including messages within a rank) or "host"."""
     return [
-        (path.name, protocol.name)
+        protocol_name(path.name, protocol.name)
         for path in PATHS.values()
         for protocol in path.protocols
         if path.is_tuned and protocol.is_tuned
@@ -157,10 +195,10 @@ class Prober:
     near: int | None
     far: int | None
 
-    def __call__(self, path: str, protocol: str, point: Point) -> Sample:
+    def __call__(self, wanted: str, point: Point) -> Sample:
         """Measure a protocol at a point; collective."""
-        measure = self._in_fields if _protocol(f"{path}/{protocol}").in_field else self._typed
-        return measure(f"{path}/{protocol}", point)
+        measure = self._in_fields if _protocol(wanted).in_field else self._typed
+        return measure(wanted, point)
 
     def _typed(self, wanted: str, point: Point) -> Sample:
         """Measure typed messages between partners."""
@@ -174,15 +212,13 @@ class Prober:
         with halox.Exchange(sends, receives, comm=self.comm, path=path) as exchange:
             self._check(exchange.explain(), path)
             us = self._time(exchange, point.nbytes)
-        return Sample(point.nbytes, point.run_bytes, point.messages, us)
+        return point, us
 
     def _in_fields(self, wanted: str, point: Point) -> Sample:
         """Measure the halos of a grid's field, with ranks in a row.
 
         The row is not periodic, so that two ranks send one message each. With more ranks, inner ranks send two.
         """
-        if point.messages > 1:
-            raise HaloxError("a grid fuses what goes to one rank into one message")
         width = point.run_bytes // 8
         owned = max(width * (_SPREAD - 2), _LEAST_STRIDE // 8)
         shape = (point.nbytes // point.run_bytes, owned * self.comm.size)
@@ -201,7 +237,7 @@ class Prober:
             nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
             messages = self.world.comm.allreduce(plan.messages_sent, op=most)
             us = self._time(plan, nbytes)
-        return Sample(nbytes, point.run_bytes, messages, us)
+        return Point(nbytes, point.run_bytes, messages), us
 
     def _messages(
         self, point: Point, partner: int | None
@@ -240,7 +276,13 @@ class Prober:
         once = exchange_us(self.world, step, _FEWEST_REPEATS, self.device, rows=1)
         repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_ROW_US / max(once, 1.0))))
         us = exchange_us(self.world, step, repeats, self.device)
-        return us - exchange_us(self.world, self._sweep, repeats, self.device) if is_cold else us
+        if is_cold:
+            us -= exchange_us(self.world, self._sweep, repeats, self.device)
+        if us <= 0:  # the same on all ranks
+            raise HaloxError(
+                f"exchanges of {nbytes} bytes take no longer than the noise of the measurement"
+            )
+        return us
 
     @cached_property
     def _scratch(self) -> Any:

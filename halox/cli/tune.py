@@ -1,6 +1,6 @@
 """``halox tune``: measures the paths of this machine, and stores the constants of the cost model.
 
-`halox.cli.probing` measures and fits, `halox.exchange.calibration` stores the constants for later selections of paths.
+`halox.cli.probing` measures, `halox.exchange.calibration` stores the constants for later selections of paths.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs
-from halox.exchange.fitting import Sample, error_of
-from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.paths.costs import RUN_BYTES
 from halox.runtime.context import Context
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import choose_device
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "halox tune"
 LIMIT_S = 45.0
-"""Limit for measuring, in seconds; the last exchange and the fit take additional time."""
+"""Limit for measuring, in seconds; the last protocol takes additional time."""
 
 _NO_GPU = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
@@ -106,24 +105,23 @@ def tune_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
 def tuned_figures(
     prober: probing.Prober,
     progress: probing.Progress,
-    protocols: Sequence[tuple[str, str]],
+    protocols: Sequence[str],
     *,
     write: bool,
 ) -> dict[str, object]:
-    """Measure, fit and write the constants; collective."""
+    """Measure and write the constants; collective."""
     world = prober.world
     topology, before = topology_and_costs(prober)
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
     shared = topology.is_shared
-    campaign = probing.campaign(
-        prober, protocols, probing.POINTS, progress, probing.until(world, LIMIT_S)
+    found = probing.campaign(
+        prober, protocols, before, progress, probing.until(world, LIMIT_S), shared_gpu=shared
     )
-    measured = probing.fitted(campaign, before, shared_gpu=shared)
-    if not measured:
-        why = "; ".join(f"{name}: {text}" for name, text in campaign.refused.items())
-        raise HaloxError(f"no protocol could be measured well enough: {why or 'time ran out'}")
+    if not found.costs:
+        why = "; ".join(f"{name}: {text}" for name, text in found.refused.items())
+        raise HaloxError(f"no protocol could be measured: {why}")
     day = datetime.now(UTC).date().isoformat()
-    after = before.updated(measured, f"measured by {NAME} on {world.size} ranks, {day}")
+    after = before.updated(found.costs, f"measured by {NAME} on {world.size} ranks, {day}")
     path = None
     if write:
         path = world.attempt(
@@ -137,9 +135,9 @@ def tuned_figures(
         "topology": fingerprint.topology,
         "mpi": fingerprint.mpi,
         "file": str(path) if path else "not written (--dry-run)",
-        "cut_short": campaign.cut_short,
-        "rows": rows_of(measured, before, campaign.samples, shared_gpu=shared),
-        "not_measured": campaign.refused,
+        "cut_short": found.cut_short,
+        "rows": rows_of(found, before),
+        "not_measured": found.refused,
     }
 
 
@@ -153,31 +151,22 @@ def topology_and_costs(prober: probing.Prober) -> tuple[Topology, Costs]:
     return state
 
 
-def rows_of(
-    protocols: Mapping[str, ProtocolCost],
-    before: Costs,
-    samples: Mapping[str, Sequence[Sample]],
-    *,
-    shared_gpu: bool,
-) -> list[dict[str, str | float | None]]:
-    """Return two rows per protocol, with its constants before and after, and their errors against the measurements."""
-    rows = []
-    for full, cost in protocols.items():
-        name = full.removesuffix(", shared GPU") if shared_gpu else full
-        measured = samples.get(name, ())
-        for which, constants in (("before", before.protocols.get(full)), ("after", cost)):
-            if constants is None:
+def rows_of(found: probing.Campaign, before: Costs) -> list[dict[str, object]]:
+    """Return two rows per protocol, with its constants before and after, and their errors at the points of checks."""
+    rows: list[dict[str, object]] = []
+    for name, after in found.costs.items():
+        for which, cost in (("before", before.protocols.get(name)), ("after", after)):
+            if cost is None:
                 continue
-            speeds = zip(RUN_BYTES, constants.gb_per_s, strict=True)
+            speeds = zip(RUN_BYTES, cost.gb_per_s, strict=True)
             rows.append(
                 {
-                    "protocol": full,
-                    "constants": which if measured else f"{which}, not measured",
-                    "latency_us": round(constants.latency_us, 2),
-                    "message_us": round(constants.message_us, 2),
+                    "protocol": name,
+                    "constants": which,
+                    "latency_us": round(cost.latency_us, 2),
+                    "message_us": round(cost.message_us, 2),
                     **{f"GB/s {run} B": round(speed, 1) for run, speed in speeds},
-                    "off_%": round(100 * error_of(constants, measured), 1) if measured else None,
-                    "points": len(measured),
+                    "off_%": round(100 * probing.error_of(cost, found.checks[name]), 1),
                 }
             )
     return rows

@@ -236,31 +236,28 @@ def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
 
 
 def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
-    """The code of ``halox tune`` measures the path in fields of a grid; later predictions use the fitted constants."""
-    from halox.cli.probing import Point, Prober, campaign, fitted, partners
+    """The code of ``halox tune`` measures the path in fields of a grid; later predictions use the constants."""
+    from halox.cli.probing import Prober, campaign, partners
     from halox.exchange.costs import Costs
     from halox.runtime.world import World
 
     world = World(comm, "tune")
-    points = [
-        *(Point(n << 10, run) for n in (2, 16) for run in (8, 1024)),
-        *(Point(8 << 10, run) for run in (32, 128)),
-    ]
     prober = Prober(world, comm, 0, *partners(comm.rank, world.nodes))
+    before = Costs.default()
     found = campaign(
-        prober, [("scatter_gather", "copy_engine")], points, lambda *_: None, lambda: False
+        prober,
+        [PATH],
+        before,
+        lambda *_: None,
+        lambda: False,
+        shared_gpu=True,
+        large_bytes=16 << 10,
     )
     world.close()
-    assert not found.refused and [s.run_bytes for s in found.samples[PATH]] == [
-        point.run_bytes for point in points
-    ]
-    assert all(
-        s.us > 0 and s.nbytes >= p.nbytes for s, p in zip(found.samples[PATH], points, strict=True)
-    )
-    before = Costs.default()
-    fits = fitted(found, before, shared_gpu=True)
-    after = before.updated(fits, "measured here")
+    full = f"{PATH}, shared GPU"
+    assert not found.refused and set(found.costs) == {full}
+    assert all(us > 0 for _, us in found.checks[full])
+    after = before.updated(found.costs, "measured here")
     asked = *PATH.split("/"), 1 << 20, 1024
-    assert set(fits) == {f"{PATH}, shared GPU"}
-    assert after.predict(*asked, shared_gpu=True) == fits[f"{PATH}, shared GPU"].us(1 << 20, 1024)
+    assert after.predict(*asked, shared_gpu=True) == found.costs[full].us(1 << 20, 1024)
     assert after.predict(*asked, shared_gpu=True) != before.predict(*asked, shared_gpu=True)

@@ -120,19 +120,18 @@ def test_it_is_tuned(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``halox tune`` measures the path, and fits and stores its constants, which then predict costs."""
+    """``halox tune`` measures the path and stores its constants, which then predict costs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(comm.bcast(tmp_path)))
-    few = [p for p in probing.POINTS if p.nbytes <= 1 << 20]
-    monkeypatch.setattr(probing, "POINTS", few)
+    monkeypatch.setattr(probing, "LARGE_BYTES", 1 << 18)
     args = argparse.Namespace(device="cpu", dry_run=False, json=True)
-    assert probing.tuned_protocols("host") == [("toy", "bytes")]
-    assert ("toy", "bytes") not in probing.tuned_protocols("gpu")
+    assert probing.tuned_protocols("host") == ["toy/bytes"]
+    assert "toy/bytes" not in probing.tuned_protocols("gpu")
     assert tune.tune_on_ranks(args, comm) == 0
     said = capsys.readouterr().out
     if comm.rank == 0:
         figures = json.loads(said)
-        assert [(row["protocol"], row["points"]) for row in figures["rows"]] == [
-            ("toy/bytes", len(few))
+        assert [(row["protocol"], row["constants"]) for row in figures["rows"]] == [
+            ("toy/bytes", "after")
         ]
         fingerprint = Fingerprint(
             figures["gpu"], figures["driver"], figures["topology"], figures["mpi"]
