@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 _KIB = 1 << 10
 _ROW_US = 4000.0  # intended time of a row of repeated exchanges
+_ROUNDS = 2
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
@@ -41,6 +41,7 @@ _SPREAD = 4
 _LEAST_STRIDE = 128
 _COLD_BYTES = 1 << 20
 """Bytes of an exchange on GPUs from which its cells are read from memory, as after the computation of a step."""
+_LEAST_US = 1e-3
 _FASTEST_GB_PER_S = 20_000.0
 """Bandwidth of a protocol whose time does not grow with the bytes, so that no bandwidth can be measured."""
 
@@ -62,7 +63,7 @@ Probe: TypeAlias = Callable[[str, Point], Sample]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
-SMALL = Point(2 * _KIB, RUN_BYTES[-1])
+SMALL = Point(_KIB, RUN_BYTES[-1])
 ONE, SEVERAL = Point(64 * _KIB, RUN_BYTES[-1]), Point(64 * _KIB, RUN_BYTES[-1], 8)
 LARGE_BYTES = 4096 * _KIB
 CHECKS = tuple(Point(n * _KIB, run) for n, run in ((32, RUN_BYTES[-1]), (256, 8), (256, 1024)))
@@ -96,21 +97,17 @@ def campaign(
     """
     found = Campaign()
     for place, name in enumerate(protocols):
-        full = protocol_name(*name.split("/"), shared_gpu)
+        path, _, protocol = name.partition("/")
+        full = protocol_name(path, protocol, shared_gpu)
         if time_is_up():
             found.cut_short = True
             found.refused[name] = "time ran out"
             continue
         progress(f"measuring {name}", place, len(protocols))
-        measure = partial(probe, name)
         try:
-            if _protocol(name).in_field:
-                old = before.protocols.get(full)
-                message_us = old.message_us if old is not None else 0.0
-            else:
-                message_us = _message_us(measure)
-            found.costs[full] = _cost(measure, message_us, large_bytes or LARGE_BYTES)
-            found.checks[full] = [measure(point) for point in CHECKS]
+            old = before.protocols.get(full) if _protocol(name).in_field else None
+            found.costs[full] = _cost(partial(probe, name), large_bytes or LARGE_BYTES, old)
+            found.checks[full] = list(_measured(partial(probe, name), CHECKS, 1).values())
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:
@@ -118,29 +115,47 @@ def campaign(
     return found
 
 
-def _message_us(measure: Callable[[Point], Sample]) -> float:
-    """Return the time of each further message of an exchange."""
-    (_, one_us), (_, several_us) = measure(ONE), measure(SEVERAL)
-    return max(several_us - one_us, 0.0) / (SEVERAL.messages - ONE.messages)
+def _cost(
+    measure: Callable[[Point], Sample], large_bytes: int, old: ProtocolCost | None
+) -> ProtocolCost:
+    """Measure the constants of a protocol; those before, ``old``, give the time of a further message, if not None."""
+    larges = [Point(large_bytes, run) for run in RUN_BYTES[::-1]]
+    best = _measured(measure, [SMALL, *larges, *(() if old else (ONE, SEVERAL))], _ROUNDS)
+    if old:
+        message_us = old.message_us
+    else:
+        added_us = best[SEVERAL][1] - best[ONE][1]
+        message_us = max(added_us, 0.0) / (SEVERAL.messages - ONE.messages)
+    small, small_us = best[SMALL]
+    speeds: list[float] = []
+    fastest = _FASTEST_GB_PER_S
+    for point in larges:
+        if point in best:
+            done, us = best[point]
+            # Noise aside, shorter runs are never faster.
+            fastest = min(fastest, 1e-3 * done.nbytes / max(us - small_us, _LEAST_US))
+        speeds.append(fastest)  # lengths that the protocol does not take: as the next longer one
+    latency_us = max(small_us - (small.messages - 1) * message_us, 0.0)
+    return ProtocolCost(latency_us, message_us, tuple(speeds[::-1]))
 
 
-def _cost(measure: Callable[[Point], Sample], message_us: float, large_bytes: int) -> ProtocolCost:
-    """Return the constants of a protocol, with a known time of each further message."""
-
-    def measured(point: Point) -> tuple[int, float]:
-        """Return the bytes of an exchange, and its time without the further messages."""
-        done, us = measure(point)
-        return done.nbytes, us - (done.messages - 1) * message_us
-
-    nbytes, us = measured(SMALL)
-    larges = [measured(Point(large_bytes, run)) for run in RUN_BYTES]
-    # Without the bytes of the small exchange.
-    most_bytes, most_us = larges[-1]
-    latency_us = max(us - nbytes * max(most_us - us, 0.0) / (most_bytes - nbytes), 0.0)
-    per_byte = [(us - latency_us) / nbytes for nbytes, us in larges]
-    speeds = [1e-3 / max(each, 1e-3 / _FASTEST_GB_PER_S) for each in per_byte]
-    # Noise aside, longer runs are never slower.
-    return ProtocolCost(latency_us, message_us, tuple(accumulate(speeds, max)))
+def _measured(
+    measure: Callable[[Point], Sample], points: Sequence[Point], rounds: int
+) -> dict[Point, Sample]:
+    """Measure points, and return the shortest time of each; without points of short runs that the protocol refuses."""
+    best: dict[Point, Sample] = {}
+    # Other work on the machine only adds time, and mostly to measurements that follow one another.
+    for point in [*points] * rounds:
+        try:
+            sample = measure(point)
+        except ExchangeTimeoutError:
+            raise
+        except HaloxError:
+            if point.run_bytes == RUN_BYTES[-1]:
+                raise
+            continue
+        best[point] = min(sample, best.get(point, sample), key=lambda each: each[1])
+    return best
 
 
 def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:

@@ -151,9 +151,9 @@ def topology_and_costs(prober: probing.Prober) -> tuple[Topology, Costs]:
     return state
 
 
-def rows_of(found: probing.Campaign, before: Costs) -> list[dict[str, str | float]]:
+def rows_of(found: probing.Campaign, before: Costs) -> list[dict[str, object]]:
     """Return two rows per protocol, with its constants before and after, and their errors at the points of checks."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, after in found.costs.items():
         for which, cost in (("before", before.protocols.get(name)), ("after", after)):
             if cost is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ def test_a_campaign_finds_the_machine() -> None:
     assert set(found.costs) == set(ON_GPUS) - set(found.refused)
     for name, cost in found.costs.items():
         wanted = MACHINE[name]
-        assert cost.latency_us == pytest.approx(wanted.latency_us), name
-        assert cost.message_us == pytest.approx(wanted.message_us), name
-        assert cost.gb_per_s == pytest.approx(wanted.gb_per_s), name
+        assert cost.latency_us == pytest.approx(wanted.latency_us, rel=0.01), name
+        assert cost.message_us == pytest.approx(wanted.message_us, rel=0.01), name
+        assert cost.gb_per_s == pytest.approx(wanted.gb_per_s, rel=0.01), name
 
 
 def test_a_campaign_on_a_shared_gpu_and_several_messages_of_a_field() -> None:
@@ -66,18 +67,20 @@ def test_a_campaign_on_a_shared_gpu_and_several_messages_of_a_field() -> None:
         probe, ["ipc/put"], Costs.default(), quiet, lambda: False, shared_gpu=True
     ).costs["ipc/put, shared GPU"]
     wanted = MACHINE["ipc/put, shared GPU"]
-    assert found.latency_us == pytest.approx(wanted.latency_us)
+    assert found.latency_us == pytest.approx(wanted.latency_us, rel=0.01)
     assert found.message_us == wanted.message_us
-    assert found.gb_per_s == pytest.approx(wanted.gb_per_s)
+    assert found.gb_per_s == pytest.approx(wanted.gb_per_s, rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_changes_predictions_little(seed: int) -> None:
+def test_noise_and_an_outlier_change_predictions_little(seed: int) -> None:
     rng = np.random.default_rng(seed)
+    outlier, numbers = int(rng.integers(14)), Counter[str]()
 
     def noisy(name: str, point: Point) -> Sample:
         point, us = synthetic(name, point)
-        return point, us * rng.normal(1, 0.02)
+        numbers[name] += 1
+        return point, us * (20 if numbers[name] == outlier + 1 else rng.normal(1, 0.02))
 
     found = campaign(noisy, ON_GPUS, Costs.default(), quiet, lambda: False)
     for name, cost in found.costs.items():
@@ -87,7 +90,7 @@ def test_noise_changes_predictions_little(seed: int) -> None:
                 assert cost.us(nbytes, run) == pytest.approx(MACHINE[name].us(nbytes, run), rel=0.2)
 
 
-@given(st.lists(st.floats(0.1, 1e5), min_size=10, max_size=10))
+@given(st.lists(st.floats(0.1, 1e5), min_size=17, max_size=17))
 @settings(max_examples=25)
 def test_any_times_give_sensible_constants(times: list[float]) -> None:
     # ProtocolCost itself refuses negative constants and bandwidths that fall with longer runs.
@@ -96,6 +99,17 @@ def test_any_times_give_sensible_constants(times: list[float]) -> None:
         lambda _, point: (point, next(left)), ["peer/ll"], Costs.default(), quiet, lambda: False
     )
     assert found.costs["peer/ll"].latency_us >= 0 and not found.refused
+
+
+def test_short_runs_that_a_protocol_refuses_are_as_fast_as_longer_ones() -> None:
+    def probe(name: str, point: Point) -> Sample:
+        if point.run_bytes < 128:
+            raise PathError("blocks too short")
+        return synthetic(name, point)
+
+    found = campaign(probe, ["peer/ll"], Costs.default(), quiet, lambda: False).costs["peer/ll"]
+    *_, last, longest = MACHINE["peer/ll"].gb_per_s
+    assert found.gb_per_s == pytest.approx((last, last, last, longest), rel=0.01)
 
 
 def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
@@ -151,12 +165,14 @@ def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     written = calibration.load(fingerprint)
     assert written is not None and "halox tune" in written.origin
     for name in ("peer/ll", "ipc/staging", "staged/shared"):
-        assert written.protocols[name].latency_us == pytest.approx(MACHINE[name].latency_us)
+        assert written.protocols[name].latency_us == pytest.approx(
+            MACHINE[name].latency_us, rel=0.01
+        )
     rows = [row for row in figures["rows"] if row["protocol"] == "peer/ll"]
     assert [row["constants"] for row in rows] == ["before", "after"]
     assert rows[0]["latency_us"] == Costs.default().protocols["peer/ll"].latency_us
-    assert rows[1]["latency_us"] == 2 * rows[0]["latency_us"]
-    assert rows[0]["off_%"] > 40 and rows[1]["off_%"] == 0
+    assert rows[1]["latency_us"] == pytest.approx(2 * rows[0]["latency_us"], rel=0.01)
+    assert rows[0]["off_%"] > 40 and rows[1]["off_%"] < 1
     assert not [row for row in figures["rows"] if row["protocol"] == "peer/direct"]
     assert figures["not_measured"]["cuda_aware/mpi"] == "no cuda_aware/mpi here"
     json.dumps(figures, allow_nan=False)
