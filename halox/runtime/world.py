@@ -291,10 +291,12 @@ class World:
         """
         result, error = _attempt(build)
         if not alike:
-            self._round(None, step, (), error)
+            self._round("attempt", None, step, (), error)
             return result
         mine, arguments = result or (None, None)
-        self.check_alike(self._round(arguments, step, (), error)[1], remedies=remedies)
+        self.check_alike(
+            self._round("attempt alike", arguments, step, (), error)[1], remedies=remedies
+        )
         return mine
 
     def gather(
@@ -307,7 +309,7 @@ class World:
         """
         result, error = _attempt(build)
         mine, record = result or (None, None)
-        _, records = self._round(record, step, (), error)
+        _, records = self._round("gather", record, step, (), error)
         return mine, Records(records, self.size)
 
     def total(
@@ -319,7 +321,7 @@ class World:
         """
         result, error = _attempt(build)
         mine, numbers = result or (None, ())
-        sums, _ = self._round(None, step, numbers, error)
+        sums, _ = self._round("total", None, step, numbers, error)
         return mine, sums
 
     def from_first(self, build: Callable[[], Value], step: str) -> Value:
@@ -331,19 +333,24 @@ class World:
 
         built, error = _attempt(pickled) if self.rank == 0 else (None, None)
         result, sent = built or (None, b"")
-        (nbytes,), _ = self._round(None, step, [len(sent)], error)
+        (nbytes,), _ = self._round("from_first", None, step, [len(sent)], error)
         if self.size > 1:
             result = pickle.loads(self.ranks.broadcast(bytearray(sent or nbytes), step))
         return cast("Value", result)
 
     def _round(
-        self, mine: Value | None, step: str, numbers: Sequence[int], error: Exception | None
+        self,
+        verb: str,
+        mine: Value | None,
+        step: str,
+        numbers: Sequence[int],
+        error: Exception | None,
     ) -> tuple[list[int], list[Value]]:
         """Return the sums of numbers, and the objects of all ranks, or one object if all are equal; collective.
 
         ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error of the
         first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
-        different calls, and `ExchangeTimeoutError`.
+        different calls, or in different methods of this class (``verb``), and `ExchangeTimeoutError`.
         """
         own = None if error is None else as_halox_error(error, step)
         if self.size == 1:
@@ -351,16 +358,16 @@ class World:
                 raise_together([(0, *_report(own))], 1, error)
             return [*numbers], [cast("Value", mine)]
         pickled = b""
-        if own is None and mine is not None:
+        if own is None and verb in ("gather", "attempt alike"):
             # An object of this rank alone may be impossible to pickle, for example a function in it.
             pickled, failure = _attempt(partial(pickle.dumps, mine, pickle.HIGHEST_PROTOCOL))
             if failure is not None:
                 error, own = failure, as_halox_error(failure, step)
-        sent: tuple[tuple[type[HaloxError], str] | None, bytes] | None = None
+        sent: tuple[tuple[type[HaloxError], str] | None, bytes, str] | None = None
         if own is not None:
-            sent, numbers = (_report(own), b""), ()
-        elif pickled:
-            sent = None, pickled
+            sent, numbers = (_report(own), b"", verb), ()
+        elif verb != "attempt":
+            sent = None, pickled, verb
         try:
             sums, records = self.ranks.reduce(sent, step, numbers)
         except MismatchError as mismatch:
@@ -372,7 +379,14 @@ class World:
                 self.raise_errors([sent] * self.size, step, error)
             return sums, [cast("Value", mine)]
         self.raise_errors(records, step, error)
-        return sums, [record and pickle.loads(record[1]) for record in records]
+        verbs = ["attempt" if record is None else record[2] for record in records]
+        other = next((rank for rank, name in enumerate(verbs) if name != verbs[0]), None)
+        if other is not None:
+            raise MismatchError(
+                f"in {step} rank 0 is in {verbs[0]}, rank {other} in {verbs[other]}; all ranks must make the same "
+                "collective calls, in the same order"
+            )
+        return sums, [pickle.loads(record[1]) for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""

@@ -117,6 +117,18 @@ def test_ranks_in_different_calls(comm: MPI.Intracomm, world: World) -> None:
         assert total(world, 1) == [comm.size]
 
 
+@pytest.mark.parametrize("odd", ["gather", "total"])
+def test_ranks_in_different_methods(odd: str, world: World) -> None:
+    """One rank gathers where the others only attempt: all raise, and the next step is right."""
+    if world.size > 1:
+        with pytest.raises(MismatchError, match=odd):
+            if world.rank == 1:
+                getattr(world, odd)(lambda: (None, [5]), "a test")
+            else:
+                world.attempt(lambda: None, "a test")
+    assert [*world.gather(lambda: (None, world.rank), "a test")[1]] == [*range(world.size)]
+
+
 @pytest.mark.ranks(2, 3)
 def test_a_small_allreduce_takes_one_round(comm: MPI.Intracomm) -> None:
     """One round compares the arguments and moves the values, also for fields."""
