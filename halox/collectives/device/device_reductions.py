@@ -54,7 +54,9 @@ class DeviceReductions(HostArrays):
     fields: PreparedReductions[DeviceReduction]
     _device: int
 
-    def field(self, name: str, fields: tuple[object, ...], out: object, is_exact: bool) -> object:
+    def field(
+        self, name: str, fields: tuple[object, ...], out: object, is_exact: bool, key: Hashable
+    ) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
@@ -91,7 +93,7 @@ class DeviceReductions(HostArrays):
             self._world.guard.begin()
             reduction(cells, [target])
             bind, address = reduction.bind, new if out is None else target.data.ptr
-            self.fields.prepare((name, is_exact), fields, out, lambda: bind(cells, address))
+            self.fields.prepare(key, fields, out, lambda: bind(cells, address))
             return target if out is None else out
 
     def moments(self, numbers: Any) -> tuple[float, ...]:

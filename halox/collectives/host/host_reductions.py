@@ -47,7 +47,8 @@ class HostReduction:
             slices = [slice(*ends) for ends in pairwise(starts)]
             self._parts = list(zip(self.results, slices, strict=True))
             record, count = np.dtype("u1"), starts[-1]
-        self._values = GatheredValues(world, program.meaning, record, (count,), self._join)
+        values = GatheredValues(world, program.meaning, record, (count,), self._join)
+        self._gather = values.gather
 
     def __call__(
         self, views: Sequence[Array], scalars: Sequence[Array], outs: Sequence[Any]
@@ -61,7 +62,7 @@ class HostReduction:
             mine = self._program.of_cells(views, scalars)
         except Exception as caught:
             self.refuse(as_halox_error(caught, _REDUCING))
-        values = self._values.gather(self._record(mine), _REDUCING)
+        values = self._gather(self._record(mine) if self._parts else mine[0], _REDUCING)
         if values is None:
             shown = self._program.shown
             self._world.attempt(lambda: (None, {"the field reduced": shown}), _REDUCING, alike=True)
@@ -74,9 +75,7 @@ class HostReduction:
         return [*outs]
 
     def _record(self, mine: Sequence[Any]) -> Any:
-        """Return this rank's record, for its record of each result."""
-        if not self._parts:
-            return mine[0]
+        """Return this rank's record, for its records of several results."""
         each = [
             np.asarray(value, values.record).tobytes()
             for value, (values, _) in zip(mine, self._parts, strict=True)
@@ -104,7 +103,7 @@ class HostReduction:
         name: str,
         fields: Sequence[tuple[int, Cells]],
         count: int,
-        scalars_of: Callable[[Sequence[Any]], Sequence[Array]],
+        scalars_of: Callable[[Sequence[Any]], Sequence[Array]] | None,
         returned: Callable[[list[Any]], Any],
     ) -> Launch | None:
         """Prepare calls with these fields, each with its place among the arguments; None for other libraries' arrays.
@@ -120,10 +119,12 @@ class HostReduction:
             views = [arguments[place][interior] for place, interior in places]
             with world.guard:
                 world.begin(name)
-                try:
-                    scalars = scalars_of(arguments)
-                except FieldError as error:
-                    self.refuse(error)
+                scalars: Sequence[Array] = ()
+                if scalars_of is not None:
+                    try:
+                        scalars = scalars_of(arguments)
+                    except FieldError as error:
+                        self.refuse(error)
                 return returned(run(views, scalars, arguments[count:]))
 
         return launch
@@ -208,7 +209,9 @@ class HostReductions(HostArrays):
     ends = staticmethod(ends)
     place = staticmethod(place)
 
-    def field(self, name: str, fields: tuple[object, ...], out: object, is_exact: bool) -> object:
+    def field(
+        self, name: str, fields: tuple[object, ...], out: object, is_exact: bool, key: Hashable
+    ) -> object:
         """Reduce fields to one value; collective, blocks."""
         outs = () if out is None else (out,)
         with self._world.guard:
@@ -231,9 +234,9 @@ class HostReductions(HostArrays):
             (result,) = reduction(views, (), outs)
 
         def bind() -> Launch | None:
-            return reduction.bind(name, [*enumerate(cells)], len(cells), _no_scalars, _only)
+            return reduction.bind(name, [*enumerate(cells)], len(cells), None, returning(None))
 
-        self.fields.prepare((name, is_exact), fields, out, bind)
+        self.fields.prepare(key, fields, out, bind)
         return result
 
     def expressions(self, request: Request, key: Hashable) -> Any:
@@ -275,14 +278,6 @@ class HostReductions(HostArrays):
         for out, values in zip(outs, reduction.results, strict=bool(outs)):
             check_out(describe(out, "out"), None, values.dtype)
         return reduction
-
-
-def _no_scalars(_: Sequence[Any]) -> Sequence[Array]:
-    return ()
-
-
-def _only(results: list[Any]) -> Any:
-    return results[0]
 
 
 def _values(array: object) -> Array:
