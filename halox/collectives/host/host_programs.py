@@ -125,15 +125,17 @@ class FieldProgram:
         self, operation: FieldOperation, dtypes: Sequence[DType], layout: FieldLayout
     ) -> None:
         spec = layout.spec
-        self._values = values_of(operation, result_dtype(operation.name, dtypes))
-        self.results = [self._values]
+        values = values_of(operation, result_dtype(operation.name, dtypes))
+        self.results, self._of_block, self._of_rank = [values], values.of_block, values.of_rank
+        self._is_exact = operation.is_exact
         self.meaning = str(operation), [dtype.str for dtype in dtypes], spec.digest
         self.shown = f"{', '.join(map(str, dtypes))}, {spec}"
         self.shown += ", reproducible=True" * operation.is_exact
 
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
         """See `Program`."""
-        return [self._values.of_rank([self._values.of_block(*views)])]
+        value = self._of_block(*views)
+        return [self._of_rank([value]) if self._is_exact else value]
 
 
 class Blocks:

@@ -18,7 +18,7 @@ from halox.collectives.host.cell_sums import ends, moments, place
 from halox.collectives.host.host_allreduce import DOING as _COMBINING
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.host.host_programs import Blocks, FieldProgram, Program, Values
-from halox.collectives.operations import check_out, find_operation
+from halox.collectives.operations import QUIET, check_out, find_operation
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, Signature
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError, as_halox_error, raising
@@ -49,10 +49,11 @@ class HostReduction:
             record, count = np.dtype("u1"), starts[-1]
         values = GatheredValues(world, program.meaning, record, (count,), self._join)
         self._gather = values.gather
+        self._quietly = QUIET.copy().run
 
     def __call__(
         self, views: Sequence[Array], scalars: Sequence[Array], outs: Sequence[Any]
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """Return ``outs``, or NumPy scalars: the same bits on every rank.
 
         Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
@@ -67,12 +68,12 @@ class HostReduction:
             shown = self._program.shown
             self._world.attempt(lambda: (None, {"the field reduced": shown}), _REDUCING, alike=True)
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
-        found = self._of_ranks(values.each)
+        results: list[Any] = self._quietly(self._of_ranks, values.each)
         if not outs:
-            return found
-        for out, value in zip(outs, found, strict=True):
-            as_ndarray(out)[...] = value
-        return [*outs]
+            return results
+        for number, out in enumerate(outs):
+            as_ndarray(out)[...] = results[number]
+        return outs
 
     def _record(self, mine: Sequence[Any]) -> Any:
         """Return this rank's record, for its records of several results."""
@@ -82,7 +83,6 @@ class HostReduction:
         ]
         return np.frombuffer(b"".join(each), "u1")
 
-    @np.errstate(all="ignore")
     def _of_ranks(self, records: Sequence[Array]) -> list[Any]:
         if not self._parts:
             return [self.results[0].of_ranks(records)]
@@ -104,7 +104,7 @@ class HostReduction:
         fields: Sequence[tuple[int, Cells]],
         count: int,
         scalars_of: Callable[[Sequence[Any]], Sequence[Array]] | None,
-        returned: Callable[[list[Any]], Any],
+        returned: Callable[[Sequence[Any]], Any],
     ) -> Launch | None:
         """Prepare calls with these fields, each with its place among the arguments; None for other libraries' arrays.
 
@@ -116,7 +116,9 @@ class HostReduction:
         places = [(place, cells.layout.interior) for place, cells in fields]
 
         def launch(arguments: Sequence[Any]) -> Any:
-            views = [arguments[place][interior] for place, interior in places]
+            views = []
+            for at, interior in places:
+                views.append(arguments[at][interior])
             with world.guard:
                 world.begin(name)
                 scalars: Sequence[Array] = ()
@@ -223,7 +225,7 @@ class HostReductions(HostArrays):
                 dtypes = tuple([each.dtype for each in cells])
                 operation = find_field_operation(name, dtypes, is_exact)
                 reduction = self._found(
-                    (operation, *dtypes, id(layout)),
+                    (name, operation.is_exact, *dtypes, id(layout)),
                     lambda: FieldProgram(operation, dtypes, layout),
                     outs,
                 )
@@ -231,7 +233,7 @@ class HostReductions(HostArrays):
             except Exception as error:
                 self._world.attempt(raising(as_halox_error(error, _REDUCING)), _REDUCING)
                 raise
-            (result,) = reduction(views, (), outs)
+            result = reduction(views, (), outs)[0]
 
         def bind() -> Launch | None:
             return reduction.bind(name, [*enumerate(cells)], len(cells), None, returning(None))
