@@ -5,7 +5,7 @@ The methods document and call `halox.collectives`, which is imported in the firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -428,10 +428,13 @@ class GridReductions:
 
     def _reduce(self, name: str, out: Any, *fields: Any, reproducible: object = False) -> Any:
         """Reduce one or two fields to one value."""
-        is_exact = self._is_exact(name, reproducible)
+        key: Hashable = name
+        is_exact = reproducible is not False and self._is_exact(name, reproducible)
+        if is_exact:
+            key = name, is_exact
         arrays = fields if out is None else (*fields, out)
-        launch = self._of_fields.find((name, is_exact), arrays)
+        launch = self._of_fields.find(key, arrays)
         if launch is None:
-            return self._reductions.field(name, fields, out, is_exact)
+            return self._reductions.field(name, fields, out, is_exact, key)
         result = launch(arrays)
         return result if out is None else out

@@ -6,7 +6,7 @@ for all ranks, or for one rank alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -36,10 +36,21 @@ if TYPE_CHECKING:
 class Program(Protocol):
     """A program over the cells of a rank."""
 
-    call: str  # for errors
-    operations: Sequence[FieldOperation]  # of the results
-    dtypes: Sequence[DType]  # of the results
-    has_kernel: bool
+    @property
+    def call(self) -> str:
+        """Name of the grid's method."""
+
+    @property
+    def operations(self) -> Sequence[FieldOperation]:
+        """Operation of each result."""
+
+    @property
+    def dtypes(self) -> Sequence[DType]:
+        """Dtype of each result."""
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a kernel combines the cells; otherwise CuPy does."""
 
     def kernel(
         self, world: World, arena: DeviceArena, operations: Sequence[FieldOperation], ranks: int
@@ -54,6 +65,10 @@ class Program(Protocol):
         stream: Stream,
     ) -> None:
         """Combine cells, and the ranks of the kernel; does not block."""
+
+    @property
+    def bind(self) -> Callable[..., Launch | None]:
+        """Function that prepares calls of a kernel with some arrays, None if it cannot."""
 
 
 class FieldProgram:

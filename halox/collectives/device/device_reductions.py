@@ -26,7 +26,7 @@ from halox.collectives.device.device_algorithms import (
     why_no_kernels,
 )
 from halox.collectives.device.device_allreduce import DeviceAllreduce, check_captures
-from halox.collectives.device.device_programs import ExpressionProgram, FieldProgram
+from halox.collectives.device.device_programs import ExpressionProgram, FieldProgram, Program
 from halox.collectives.device.field_plans import EXACT_WORDS, check_aligned
 from halox.collectives.device.kernel_plans import MOST_RANKS
 from halox.collectives.device.kernel_reductions import FieldReduction, make_kernel_reduction
@@ -54,7 +54,9 @@ class DeviceReductions(HostArrays):
     fields: PreparedReductions[DeviceReduction]
     _device: int
 
-    def field(self, name: str, fields: tuple[object, ...], out: object, is_exact: bool) -> object:
+    def field(
+        self, name: str, fields: tuple[object, ...], out: object, is_exact: bool, key: Hashable
+    ) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
@@ -91,7 +93,7 @@ class DeviceReductions(HostArrays):
             self._world.guard.begin()
             reduction(cells, [target])
             bind, address = reduction.bind, new if out is None else target.data.ptr
-            self.fields.prepare((name, is_exact), fields, out, lambda: bind(cells, address))
+            self.fields.prepare(key, fields, out, lambda: bind(cells, address))
             return target if out is None else out
 
     def moments(self, numbers: Any) -> tuple[float, ...]:
@@ -179,7 +181,7 @@ class DeviceReductions(HostArrays):
         self._world.attempt(raising(error), _DOING)
 
     def _made(
-        self, signature: Signature, program: Any, what: str, compared: Mapping[str, object]
+        self, signature: Signature, program: Program, what: str, compared: Mapping[str, object]
     ) -> DeviceReduction:
         """Make the reduction of a new signature, whose values in ``compared`` must be equal on all ranks; collective.
 
@@ -271,7 +273,9 @@ class DeviceReduction:
     last step makes the result: an exact sum is rounded, a norm is the root of a sum of squares.
     """
 
-    def __init__(self, context: Context, device: int, program: Any, in_one_launch: bool) -> None:
+    def __init__(
+        self, context: Context, device: int, program: Program, in_one_launch: bool
+    ) -> None:
         world, arena = context.world, context.use_device(device)
         self._program, self._operations = program, program.operations
         self._current_stream = cupy().cuda.get_current_stream

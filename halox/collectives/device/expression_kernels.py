@@ -28,7 +28,7 @@ from halox.collectives.device.kernel_reductions import (
 )
 from halox.collectives.expressions import Typed
 from halox.collectives.field_operations import FieldOperation
-from halox.collectives.operations import element, find_operation
+from halox.collectives.operations import element, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.strided_plan import divisor
 from halox.runtime.arrays import Described, DType
@@ -70,77 +70,47 @@ def _type(dtype: DType) -> str:
 def code_of(
     call: Typed, operations: Sequence[FieldOperation], sets: Sequence[int]
 ) -> dict[str, str]:
-    """Return definitions for ``field_body.cu``; ``sets`` are the numbers of the operands' strides, -1 for zeros."""
-    program = call.program
-    loaded, inputs = call.inputs - len(call.axes), call.inputs
+    """Return the definitions of expressions.cu; ``sets`` are the numbers of the operands' strides, -1 for zeros."""
+    program, inputs = call.program, []
     types = [_type(dtype) for dtype in program.dtypes]
-    texts = {n: f"in.v{n}" for n in range(inputs)}
-    loads, steps, at = [], [], inputs
-    for n in range(inputs):
-        place = f"cells.operand[{n}]" + (f" + offset[{sets[n]}]" if sets[n] >= 0 else "")
-        if n < loaded:
-            is_bool = " != 0" if types[n] == "bool" else ""
-            place = f"*at_address<const {element(program.dtypes[n])}>({place}){is_bool}"
-        loads.append(f"v{n} = {place};")
+    loaded = call.inputs - len(call.axes)
+    for n, number in enumerate(sets[: call.inputs]):
+        kind = f"Index<{number}>" if n >= loaded else f"Field<{types[n]}, {number}>"
+        kind = f"Pointer<{types[n]}>" if n < loaded and number < 0 else kind
+        inputs.append(f"X({n}, numpy::{kind})")
+    texts, at = {n: f"in.v{n}.value" for n in range(call.inputs)}, call.inputs
     for register in program.scalars:
-        dtype = program.dtypes[register]
-        parts = [f"cells.operand[{at + part}]" for part in range(-(-dtype.itemsize // 8))]
-        if types[register] == "bool":
-            parts = [f"{parts[0]} != 0"]
-        else:
-            each = types[register] if len(parts) == 1 else "double"
-            parts = [f"numpy::of_bits<{each}>({part})" for part in parts]
-        texts[register] = (
-            f"Complex<double>{{{', '.join(parts)}}}" if len(parts) == 2 else f"({parts[0]})"
-        )
-        at += len(parts)
+        words = range(at, at + -(-program.dtypes[register].itemsize // 8))
+        bits = ", ".join(f"cells.operand[{word}]" for word in words)
+        texts[register] = f"numpy::of_bits<{types[register]}>({bits})"
+        at = words.stop
+    steps = []
     for register, step in program.steps.items():
-        args = [
-            texts[arg]
-            if program.dtypes[arg] == dtype
-            else f"numpy::To<{_type(dtype)}>::of({texts[arg]})"
+        args = ", ".join(
+            texts[arg] if program.dtypes[arg] == dtype else _converted(texts[arg], _type(dtype))
             for arg, dtype in zip(step.args, step.loop, strict=True)
-        ]
+        )
+        steps.append(f"const {types[register]} t{register} = numpy::{step.function}({args});")
         texts[register] = f"t{register}"
-        call_text = f"numpy::{step.function}({', '.join(args)})"
-        steps.append(f"const {types[register]} t{register} = {call_text};")
-    results: dict[str, list[str]] = {
-        name: [] for name in ("ACCUMULATORS", "BEGIN", "TAKE", "MERGE", "STORE")
-    }
+    results = []
     for n, (operation, register) in enumerate(zip(operations, program.results, strict=True)):
-        kind = element(operation.accumulator(program.dtypes[register]))
-        value = f"numpy::To<{kind}>::of({texts[register]})"
-        if operation.is_exact:
-            kind = "Complex<double>" if types[register].startswith("Complex") else "double"
-            results["TAKE"] = [f"numpy::To<{kind}>::of({texts[register]})"]
-            break
-        if operation.local == "Square":
-            value = f"numpy::norm2({texts[register]})"
-        take = f"take_in<{find_operation(operation.op, np.dtype('f4')).kernel_name}>"
-        target = f"cells.operand[{at + n - 1}]" if n else "p.target"
-        # Complex totals are pairs: NVRTC 13.0 does not terminate if a loop assigns a complex total as a whole.
-        is_pair = kind.startswith("Complex")
-        members = (
-            {f"r{n}": f"{value}.real", f"i{n}": f"{value}.imag"} if is_pair else {f"r{n}": value}
-        )
-        for name, part in members.items():
-            part_kind = "double" if is_pair else kind
-            results["ACCUMULATORS"].append(f"{part_kind} {name};")
-            results["BEGIN"].append(f"all.{name} = identity<{part_kind}>(partials, {n});")
-            results["TAKE"].append(f"{take}(all.{name}, {part});")
-            results["MERGE"].append(f"{take}(all.{name}, other.{name});")
-        finished = (
-            "sqrt" * (operation.finish == "Root") + f"({', '.join(f'all.{m}' for m in members)})"
-        )
-        if is_pair:
-            finished = f"{kind}{{all.r{n}, all.i{n}}}"
-        results["STORE"].append(f"*at_address<{kind}>({target}) = {finished};")
+        dtype = program.dtypes[register]
+        # The kernel of exact sums computes the addends of a norm from its values.
+        wide = wide_dtype(dtype) if operation.is_exact else operation.accumulator(dtype)
+        is_square = operation.local == "Square" and not operation.is_exact
+        text = texts[register]
+        value = f"numpy::norm2({text})" if is_square else _converted(text, element(wide))
+        combine = find_operation(operation.op, np.dtype("f4")).kernel_name
+        results.append(f"X({n}, {combine}, {element(wide)}, {operation.finish}, {value})")
     return {
-        "INPUTS": " ".join(f"{types[n]} v{n};" for n in range(inputs)),
-        "LOADS": " ".join(loads),
+        "INPUTS(X)": " ".join(inputs),
         "STEPS": " ".join(steps),
-        **{name: " ".join(lines) for name, lines in results.items()},
+        "RESULTS_OF(X)": " ".join(results),
     }
+
+
+def _converted(text: str, type_: str) -> str:
+    return f"numpy::To<{type_}>::of({text})"
 
 
 class ExpressionKernel(FieldReduction):

@@ -45,7 +45,7 @@ class Values:
         self._combine, self._is_norm = _COMBINE[operation.op], operation.name == "norm"
 
     def of_rank(self, of_blocks: Sequence[Any]) -> Any:
-        """Return a rank's record, for the values of its blocks."""
+        """Return a rank's record, or its only number, for the values of its blocks."""
         return of_blocks[0] if len(of_blocks) == 1 else self._combine.reduce(of_blocks)
 
     def join(self, total: Array, other: Array) -> None:
@@ -55,9 +55,7 @@ class Values:
     def of_ranks(self, records: Sequence[Array]) -> Any:
         """Return the result, for the records of all ranks."""
         values = np.concatenate(records) if len(records) > 1 else records[0]
-        return self._finished(self._combine.reduce(values))
-
-    def _finished(self, result: Any) -> Any:
+        result = self._combine.reduce(values)
         return np.sqrt(result) if self._is_norm else result
 
 
@@ -85,7 +83,8 @@ class ExactValues(Values):
     def of_ranks(self, records: Sequence[Array]) -> Any:
         """Add the sums of all ranks, and round."""
         sums = [ExactSum([record[part].tobytes() for record in records]) for part in self._parts()]
-        return self._finished(np.array([each.rounded() for each in sums]).view(self.dtype)[0])
+        result = np.array([each.rounded() for each in sums]).view(self.dtype)[0]
+        return np.sqrt(result) if self._is_norm else result
 
     def _parts(self) -> list[slice]:
         return [slice(n, n + RECORD_BYTES) for n in range(0, self.count, RECORD_BYTES)]
@@ -126,15 +125,17 @@ class FieldProgram:
         self, operation: FieldOperation, dtypes: Sequence[DType], layout: FieldLayout
     ) -> None:
         spec = layout.spec
-        self._values = values_of(operation, result_dtype(operation.name, dtypes))
-        self.results = [self._values]
+        values = values_of(operation, result_dtype(operation.name, dtypes))
+        self.results, self._of_block, self._of_rank = [values], values.of_block, values.of_rank
+        self._is_exact = operation.is_exact
         self.meaning = str(operation), [dtype.str for dtype in dtypes], spec.digest
         self.shown = f"{', '.join(map(str, dtypes))}, {spec}"
         self.shown += ", reproducible=True" * operation.is_exact
 
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
         """See `Program`."""
-        return [self._values.of_rank([self._values.of_block(*views)])]
+        value = self._of_block(*views)
+        return [self._of_rank([value]) if self._is_exact else value]
 
 
 class Blocks:

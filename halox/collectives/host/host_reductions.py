@@ -18,7 +18,7 @@ from halox.collectives.host.cell_sums import ends, moments, place
 from halox.collectives.host.host_allreduce import DOING as _COMBINING
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.host.host_programs import Blocks, FieldProgram, Program, Values
-from halox.collectives.operations import check_out, find_operation
+from halox.collectives.operations import QUIET, check_out, find_operation
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, Signature
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError, as_halox_error, raising
@@ -47,11 +47,13 @@ class HostReduction:
             slices = [slice(*ends) for ends in pairwise(starts)]
             self._parts = list(zip(self.results, slices, strict=True))
             record, count = np.dtype("u1"), starts[-1]
-        self._values = GatheredValues(world, program.meaning, record, (count,), self._join)
+        values = GatheredValues(world, program.meaning, record, (count,), self._join)
+        self._gather = values.gather
+        self._quietly = QUIET.copy().run
 
     def __call__(
         self, views: Sequence[Array], scalars: Sequence[Array], outs: Sequence[Any]
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """Return ``outs``, or NumPy scalars: the same bits on every rank.
 
         Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
@@ -61,29 +63,26 @@ class HostReduction:
             mine = self._program.of_cells(views, scalars)
         except Exception as caught:
             self.refuse(as_halox_error(caught, _REDUCING))
-        values = self._values.gather(self._record(mine), _REDUCING)
+        values = self._gather(self._record(mine) if self._parts else mine[0], _REDUCING)
         if values is None:
             shown = self._program.shown
             self._world.attempt(lambda: (None, {"the field reduced": shown}), _REDUCING, alike=True)
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
-        found = self._of_ranks(values.each)
+        results: list[Any] = self._quietly(self._of_ranks, values.each)
         if not outs:
-            return found
-        for out, value in zip(outs, found, strict=True):
-            as_ndarray(out)[...] = value
-        return [*outs]
+            return results
+        for number, out in enumerate(outs):
+            as_ndarray(out)[...] = results[number]
+        return outs
 
     def _record(self, mine: Sequence[Any]) -> Any:
-        """Return this rank's record, for its record of each result."""
-        if not self._parts:
-            return mine[0]
+        """Return this rank's record, for its records of several results."""
         each = [
             np.asarray(value, values.record).tobytes()
             for value, (values, _) in zip(mine, self._parts, strict=True)
         ]
         return np.frombuffer(b"".join(each), "u1")
 
-    @np.errstate(all="ignore")
     def _of_ranks(self, records: Sequence[Array]) -> list[Any]:
         if not self._parts:
             return [self.results[0].of_ranks(records)]
@@ -104,8 +103,8 @@ class HostReduction:
         name: str,
         fields: Sequence[tuple[int, Cells]],
         count: int,
-        scalars_of: Callable[[Sequence[Any]], Sequence[Array]],
-        returned: Callable[[list[Any]], Any],
+        scalars_of: Callable[[Sequence[Any]], Sequence[Array]] | None,
+        returned: Callable[[Sequence[Any]], Any],
     ) -> Launch | None:
         """Prepare calls with these fields, each with its place among the arguments; None for other libraries' arrays.
 
@@ -117,13 +116,17 @@ class HostReduction:
         places = [(place, cells.layout.interior) for place, cells in fields]
 
         def launch(arguments: Sequence[Any]) -> Any:
-            views = [arguments[place][interior] for place, interior in places]
+            views = []
+            for at, interior in places:
+                views.append(arguments[at][interior])
             with world.guard:
                 world.begin(name)
-                try:
-                    scalars = scalars_of(arguments)
-                except FieldError as error:
-                    self.refuse(error)
+                scalars: Sequence[Array] = ()
+                if scalars_of is not None:
+                    try:
+                        scalars = scalars_of(arguments)
+                    except FieldError as error:
+                        self.refuse(error)
                 return returned(run(views, scalars, arguments[count:]))
 
         return launch
@@ -208,7 +211,9 @@ class HostReductions(HostArrays):
     ends = staticmethod(ends)
     place = staticmethod(place)
 
-    def field(self, name: str, fields: tuple[object, ...], out: object, is_exact: bool) -> object:
+    def field(
+        self, name: str, fields: tuple[object, ...], out: object, is_exact: bool, key: Hashable
+    ) -> object:
         """Reduce fields to one value; collective, blocks."""
         outs = () if out is None else (out,)
         with self._world.guard:
@@ -220,7 +225,7 @@ class HostReductions(HostArrays):
                 dtypes = tuple([each.dtype for each in cells])
                 operation = find_field_operation(name, dtypes, is_exact)
                 reduction = self._found(
-                    (operation, *dtypes, id(layout)),
+                    (name, operation.is_exact, *dtypes, id(layout)),
                     lambda: FieldProgram(operation, dtypes, layout),
                     outs,
                 )
@@ -228,12 +233,12 @@ class HostReductions(HostArrays):
             except Exception as error:
                 self._world.attempt(raising(as_halox_error(error, _REDUCING)), _REDUCING)
                 raise
-            (result,) = reduction(views, (), outs)
+            result = reduction(views, (), outs)[0]
 
         def bind() -> Launch | None:
-            return reduction.bind(name, [*enumerate(cells)], len(cells), _no_scalars, _only)
+            return reduction.bind(name, [*enumerate(cells)], len(cells), None, returning(None))
 
-        self.fields.prepare((name, is_exact), fields, out, bind)
+        self.fields.prepare(key, fields, out, bind)
         return result
 
     def expressions(self, request: Request, key: Hashable) -> Any:
@@ -275,14 +280,6 @@ class HostReductions(HostArrays):
         for out, values in zip(outs, reduction.results, strict=bool(outs)):
             check_out(describe(out, "out"), None, values.dtype)
         return reduction
-
-
-def _no_scalars(_: Sequence[Any]) -> Sequence[Array]:
-    return ()
-
-
-def _only(results: list[Any]) -> Any:
-    return results[0]
 
 
 def _values(array: object) -> Array:

@@ -103,10 +103,12 @@ def test_random_expressions(grid: Any) -> None:
 _FUNCTION = """
 namespace e{n} {{
 struct Cells {{ const u64* operand; }};
+#define INPUTS(X) {INPUTS(X)}
 struct Cell {{
-    {INPUTS}
-    void load([[maybe_unused]] const Cells& cells, [[maybe_unused]] const i64* offset) {{ {LOADS} }}
+    INPUTS(DECLARE_INPUT)
+    void load(const Cells& cells, const i64* offset) {{ INPUTS(LOAD_INPUT) }}
 }};
+#undef INPUTS
 }}
 extern "C" void run{n}(const u64* operand, const i64* strides, {type}* out)
 {{
@@ -118,7 +120,9 @@ extern "C" void run{n}(const u64* operand, const i64* strides, {type}* out)
         e{n}::Cell in;
         in.load(cells, offset);
         {STEPS}
-        out[i] = {TAKE};
+#define RESULTS_OF(X) {RESULTS_OF(X)}
+        out[i] = RESULTS_OF(VALUE_OF);
+#undef RESULTS_OF
     }}
 }}
 """

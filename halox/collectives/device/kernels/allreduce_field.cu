@@ -1,9 +1,7 @@
 // A field reduction in one launch: combines the cells that a rank owns, and then the values of all ranks.
 //
 // LOCAL::of(cell, other) is the value of a cell (field_body.cu), an ACCUMULATOR. OP combines the values. FINISH converts
-// the result, which is stored at `target` as an ACCUMULATOR. For expressions, ACCUMULATORS declares an accumulator for
-// each result, BEGIN sets them to the identity elements, TAKE adds the values of a cell, MERGE adds other accumulators,
-// and STORE stores the results.
+// the result, which is stored at `target` as an ACCUMULATOR. Expressions have all this for each result (expressions.cu).
 //
 // Launch shape: one dimension; a power of two of threads, at least as many as ranks; any number of blocks. Each thread
 // combines its cells. Each block combines its threads' values in a tree, and stores the result. The last block to do so
@@ -42,9 +40,19 @@ __device__ __forceinline__ void take_in(Place<T>& all, Place<T> value)
     all.index = other ? value.index : all.index;
 }
 
+struct Plain {
+    template <class T>
+    static __device__ __forceinline__ T of(T a) { return a; }
+};
+
+struct Root {
+    template <class T>
+    static __device__ __forceinline__ T of(T a) { return sqrt(a); }
+};
+
 #ifdef INPUTS
 struct alignas(8) Accumulator {
-    ACCUMULATORS
+    RESULTS_OF(DECLARE_TOTAL)
 };
 template <class T>
 __device__ __forceinline__ T identity(const Partials& partials, u32 number)
@@ -58,19 +66,22 @@ __device__ __forceinline__ T identity(const Partials& partials, u32 number)
 __device__ __forceinline__ Accumulator begun(const Partials& partials)
 {
     Accumulator all;
-    BEGIN
+    RESULTS_OF(BEGIN_TOTAL)
     return all;
 }
 __device__ __forceinline__ void take_cell(Accumulator& all, [[maybe_unused]] const Operands& cells, const Cell& in)
 {
     STEPS
-    TAKE
+    RESULTS_OF(TAKE_VALUE)
 }
 __device__ __forceinline__ void merge(Accumulator& all, const Accumulator& other)
 {
-    MERGE
+    RESULTS_OF(MERGE_TOTAL)
 }
-__device__ __forceinline__ void store(const Allreduce& p, [[maybe_unused]] const Operands& cells, const Accumulator& all) { STORE }
+__device__ __forceinline__ void store(const Allreduce& p, [[maybe_unused]] const Operands& cells, const Accumulator& all)
+{
+    RESULTS_OF(STORE_TOTAL)
+}
 #else
 typedef ACCUMULATOR Accumulator;
 
@@ -129,16 +140,6 @@ struct Deviation {
 struct Placed {
     template <class T>
     static __device__ __forceinline__ Place<T> of(T cell, u64 other) { return {cell, other / sizeof(T)}; }
-};
-
-struct Plain {
-    template <class T>
-    static __device__ __forceinline__ T of(T a) { return a; }
-};
-
-struct Root {
-    template <class T>
-    static __device__ __forceinline__ T of(T a) { return sqrt(a); }
 };
 
 __device__ __forceinline__ Accumulator begun(const Partials& partials)

@@ -277,7 +277,7 @@ __device__ __forceinline__ void add_cells(const Cells& cells, u64* words)
 #ifdef INPUTS
                 const Cell& in = cell[i];
                 STEPS
-                LOCAL::of(TAKE, u64(0), addends);
+                LOCAL::of(RESULTS_OF(VALUE_OF), u64(0), addends);
 #else
                 LOCAL::of(cell[i].value, cell[i].other, addends);
 #endif

@@ -1,6 +1,10 @@
 // Functions of expressions, with the results of NumPy's: each takes arguments of the dtype in which NumPy computes.
 //
 // Spliced in by field_body.cu. Products are not part of fused multiply-adds, so that sums and products have NumPy's bits.
+//
+// The text of a call (expression_kernels.py) is three definitions. INPUTS(X) is X(number, type) for each input of a cell:
+// a Field, Pointer or Index. STEPS computes the expressions from the cell `in`. RESULTS_OF(X) is
+// X(number, operation, accumulator, finish, value) for each result.
 
 namespace numpy {
 
@@ -17,9 +21,11 @@ struct To<Complex<T>> {
     static __device__ __forceinline__ Complex<T> of(Complex<F> a) { return {T(a.real), T(a.imag)}; }
 };
 
-// A value from the bits of an operand, which is least-significant first.
+// A value from the bits of one operand, which is least-significant first, or of two.
 template <class T>
 __device__ __forceinline__ T of_bits(u64 bits) { return *(T*)&bits; }
+template <class T>
+__device__ __forceinline__ T of_bits(u64 real, u64 imag) { return {of_bits<double>(real), of_bits<double>(imag)}; }
 
 #define FN template <class T> __device__ __forceinline__
 FN T add(T a, T b) { return Sum::of(a, b); }
@@ -153,4 +159,48 @@ __device__ __forceinline__ double norm2(T a) { return double(a) * double(a); }
 template <class T>
 __device__ __forceinline__ double norm2(Complex<T> a) { return norm2(a.real) + norm2(a.imag); }
 
+template <class T>
+struct Stored { typedef T type; };
+template <>
+struct Stored<bool> { typedef unsigned char type; };
+
+// A cell of a field, whose strides have the number `set`.
+template <class T, u32 set>
+struct Field {
+    T value;
+    __device__ __forceinline__ void load(u64 operand, const i64* offset)
+    {
+        value = T(*at_address<const typename Stored<T>::type>(operand + offset[set]));
+    }
+};
+
+// An array of shape (), the same for all cells.
+template <class T>
+struct Pointer {
+    T value;
+    __device__ __forceinline__ void load(u64 operand, const i64*)
+    {
+        value = T(*at_address<const typename Stored<T>::type>(operand));
+    }
+};
+
+// The index along an axis.
+template <u32 set>
+struct Index {
+    i64 value;
+    __device__ __forceinline__ void load(u64 operand, const i64* offset) { value = i64(operand) + offset[set]; }
+};
+
 }
+
+#define DECLARE_INPUT(number, ...) __VA_ARGS__ v##number;
+#define LOAD_INPUT(number, ...) v##number.load(cells.operand[number], offset);
+
+// An accumulator for each result, the functions of which are those of allreduce_field.cu.
+#define DECLARE_TOTAL(number, Op, T, Finish, ...) T r##number;
+#define BEGIN_TOTAL(number, Op, T, Finish, ...) all.r##number = identity<T>(partials, number);
+#define TAKE_VALUE(number, Op, T, Finish, ...) take_in<Op, T>(all.r##number, __VA_ARGS__);
+#define MERGE_TOTAL(number, Op, T, Finish, ...) take_in<Op, T>(all.r##number, other.r##number);
+#define STORE_TOTAL(number, Op, T, Finish, ...) \
+    *at_address<T>(number ? cells.operand[OPERANDS - RESULTS + number] : p.target) = Finish::of(all.r##number);
+#define VALUE_OF(number, Op, T, Finish, ...) (__VA_ARGS__)

@@ -3,10 +3,9 @@
 // Without INPUTS, a field's cells are a region (strided_body.cu) of ELEMENTs. The source of the region is the field. Its
 // target is the second field for LOCAL Product, a cell for LOCAL Deviation, and unused otherwise.
 //
-// With INPUTS, a cell has the fields and indices of expressions (expression_code.py). Operand n of a cell is at
-// `operand[n]` plus an offset, the sum over levels of digit * stride[set]; operands with equal strides share a set. A
-// field is loaded from there; an index is this sum itself. Further operands are the bits of scalars, and addresses of
-// results. INPUTS declares the values of a cell `in`, LOADS sets them, and STEPS computes the expressions.
+// With INPUTS, a cell has the fields and indices of expressions (expressions.cu). Operand n of a cell is at `operand[n]`
+// plus an offset, the sum over levels of digit * stride[set]; operands with equal strides share a set. A field is loaded
+// from there; an index is this sum itself. Further operands are the bits of scalars, and addresses of results.
 
 #ifndef ELEMENT
 #define ELEMENT double
@@ -43,7 +42,7 @@ struct Operands {
 typedef Operands Cells;
 
 struct Cell {
-    INPUTS
+    INPUTS(DECLARE_INPUT)
     __device__ __forceinline__ void load(const Operands& cells, u32 word)
     {
         i64 offset[SETS] = {};
@@ -56,7 +55,7 @@ struct Cell {
                 offset[set] += digit * cells.level[k].stride[set];
             word = above;
         }
-        LOADS
+        INPUTS(LOAD_INPUT)
     }
 };
 #else
