@@ -5,13 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from halox.decomposition import (
-    FieldLayout,
-    check_same_field,
-    check_same_grid,
-    common_axes,
-    normalise_axes,
-)
+from halox.decomposition import FieldLayout
 from halox.domain import Domain
 from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DeviceError, FieldError, MismatchError
@@ -20,7 +14,15 @@ from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.runner import Runner
-from halox.exchange.transpose import memory_order, transpose_draft, transpose_ends
+from halox.exchange.transpose import (
+    check_same_field,
+    check_same_grid,
+    common_axes,
+    memory_order,
+    normalise_axes,
+    transpose_draft,
+    transpose_ends,
+)
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.arrays import describe, share_memory

@@ -17,6 +17,7 @@ from halox.exchange.measuring import exchange_us
 from halox.prediction import HOST_COSTS, constants, predict
 
 _HOST_LARGE_BYTES = 128 << 10  # in the caches of a core, as most messages
+_HOST_ROUNDS = 6
 _MOST_CELLS = 1 << 25  # of a measured block; larger blocks take as long per cell
 
 
@@ -81,6 +82,7 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
                 lambda *_: None,
                 lambda: False,
                 large_bytes=_HOST_LARGE_BYTES,
+                rounds=_HOST_ROUNDS,
             )
             costs = HOST_COSTS.updated(found.costs, f"measured on {comm.size} ranks")
         if args.script is not None:

@@ -8,10 +8,11 @@ several messages, and the bandwidth of a length of runs the time of a large exch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _KIB = 1 << 10
 _ROW_US = 4000.0  # intended time of a row of repeated exchanges
-_ROUNDS = 2
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
@@ -89,8 +89,9 @@ def campaign(
     *,
     shared_gpu: bool = False,
     large_bytes: int | None = None,
+    rounds: int = 2,
 ) -> Campaign:
-    """Measure the constants of every protocol, until time is up.
+    """Measure the constants of every protocol, until time is up; the best of some rounds counts.
 
     Collective if the probe is collective; ``time_is_up`` must return the same on all ranks. ``before`` has the time of
     a further message for protocols of fields, since a grid fuses all messages to a rank into one.
@@ -106,8 +107,11 @@ def campaign(
         progress(f"measuring {name}", place, len(protocols))
         try:
             old = before.protocols.get(full) if _protocol(name).in_field else None
-            found.costs[full] = _cost(partial(probe, name), large_bytes or LARGE_BYTES, old)
+            larges = [Point(large_bytes or LARGE_BYTES, run) for run in RUN_BYTES]
+            points = [SMALL, *larges, *(() if old else (ONE, SEVERAL))]
+            best = _measured(partial(probe, name), points, rounds)
             found.checks[full] = list(_measured(partial(probe, name), CHECKS, 1).values())
+            found.costs[full] = _cost(best, larges, old)
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:
@@ -116,27 +120,25 @@ def campaign(
 
 
 def _cost(
-    measure: Callable[[Point], Sample], large_bytes: int, old: ProtocolCost | None
+    best: Mapping[Point, Sample], larges: Sequence[Point], old: ProtocolCost | None
 ) -> ProtocolCost:
-    """Measure the constants of a protocol; those before, ``old``, give the time of a further message, if not None."""
-    larges = [Point(large_bytes, run) for run in RUN_BYTES[::-1]]
-    best = _measured(measure, [SMALL, *larges, *(() if old else (ONE, SEVERAL))], _ROUNDS)
+    """Return constants from the times of points; those before, ``old``, give the time of a message, if not None."""
     if old:
         message_us = old.message_us
     else:
         added_us = best[SEVERAL][1] - best[ONE][1]
         message_us = max(added_us, 0.0) / (SEVERAL.messages - ONE.messages)
     small, small_us = best[SMALL]
-    speeds: list[float] = []
-    fastest = _FASTEST_GB_PER_S
-    for point in larges:
-        if point in best:
-            done, us = best[point]
-            # Noise aside, shorter runs are never faster.
-            fastest = min(fastest, 1e-3 * done.nbytes / max(us - small_us, _LEAST_US))
-        speeds.append(fastest)  # lengths that the protocol does not take: as the next longer one
+
+    def speed(done: Point, us: float) -> float:
+        return min(1e-3 * done.nbytes / max(us - small_us, _LEAST_US), _FASTEST_GB_PER_S)
+
+    speeds = [speed(*best[point]) if point in best else 0.0 for point in larges]
+    slowest = next(filter(None, speeds))  # also of shorter runs, which the protocol does not take
+    # Noise aside, longer runs are never slower.
+    speeds = [max(each, slowest) for each in accumulate(speeds, max)]
     latency_us = max(small_us - (small.messages - 1) * message_us, 0.0)
-    return ProtocolCost(latency_us, message_us, tuple(speeds[::-1]))
+    return ProtocolCost(latency_us, message_us, tuple(speeds))
 
 
 def _measured(

@@ -1,8 +1,7 @@
 """Decomposition of a grid among ranks, computed with integers: no arrays, no communicator, no device.
 
 ``decompose`` divides a grid among ranks. ``FieldLayout`` describes a field in a rank's array, with the
-boxes that an exchange sends and receives. ``overlaps`` finds the boxes to send from one decomposition of a
-grid to another.
+boxes that an exchange sends and receives.
 """
 
 from __future__ import annotations
@@ -34,15 +33,6 @@ from halox.decomposition.normalise import (
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
-from halox.decomposition.transposes import (
-    Overlap,
-    check_same_field,
-    check_same_grid,
-    common_axes,
-    inverse_axes,
-    normalise_axes,
-    overlaps,
-)
 from halox.decomposition.walls import AxisFill, WallFill, WallRegion, Walls
 
 __all__ = [
@@ -57,7 +47,6 @@ __all__ = [
     "FieldSpec",
     "Halo",
     "Neighbour",
-    "Overlap",
     "Parity",
     "Placement",
     "Region",
@@ -65,22 +54,16 @@ __all__ = [
     "WallRegion",
     "Walls",
     "boundary_text",
-    "check_same_field",
-    "check_same_grid",
     "check_widths",
-    "common_axes",
     "decompose",
     "directions",
     "exchange_regions",
     "exchange_slabs",
     "infer_spec",
-    "inverse_axes",
-    "normalise_axes",
     "normalise_boundary",
     "normalise_grid_shape",
     "normalise_halo",
     "normalise_periodic",
-    "overlaps",
     "place",
     "walls_of",
     "ways_to_declare",

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.datatypes import slab
-from halox.decomposition import (
-    FieldLayout,
-    FieldSpec,
+from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.errors import DecompositionError, FieldError
+from halox.exchange.transpose import (
+    TransposeEnd,
     check_same_field,
     check_same_grid,
     common_axes,
-    decompose,
     inverse_axes,
+    memory_order,
     normalise_axes,
     overlaps,
+    transpose_draft,
 )
-from halox.errors import DecompositionError, FieldError
-from halox.exchange.transpose import TransposeEnd, memory_order, transpose_draft
 from halox.runtime.arrays import describe, share_memory
 from tests.oracle import Case, Field, factorisations
 from tests.support import trials
