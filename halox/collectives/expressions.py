@@ -21,7 +21,6 @@ from halox.collectives.cells import Cells, owned_cells
 from halox.collectives.field_operations import FieldOperation, find_field_operation
 from halox.collectives.operations import (
     element,
-    result_dtype,
     wide_dtype,
 )
 from halox.domain import Domain
@@ -441,10 +440,11 @@ def typed(request: Request, domain: Domain) -> Typed:
     scalars = {name: named[name] for name, kind in kinds.items() if kind == "scalar"}
     program = Program([tree for tree, _ in parsed], inputs, scalars)
     values = [program.dtypes[register] for register in program.results]
-    ops = tuple(
+    found = [
         find_field_operation(op, (dtype,), request.is_exact)
         for op, dtype in zip(request.ops, values, strict=True)
-    )
+    ]
+    ops = tuple(operation for operation, _ in found)
     products = [s for s in program.steps.values() if s.function in ("multiply", "divide", "square")]
     if any(op.is_exact for op in ops) and any(step.loop[0].kind == "c" for step in products):
         raise FieldError(
@@ -456,7 +456,7 @@ def typed(request: Request, domain: Domain) -> Typed:
     return Typed(
         program,
         ops,
-        tuple(result_dtype(op.name, [dtype]) for op, dtype in zip(ops, values, strict=True)),
+        tuple(dtype for _, dtype in found),
         *(fields, cells, [named[name] for name in pointers], axes),
         f"{', '.join(map(str, ops))} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
         f"{specs[0]}",

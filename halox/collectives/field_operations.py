@@ -91,20 +91,22 @@ EXACT_OPERATIONS: dict[str, FieldOperation] = {
 
 
 @lru_cache(maxsize=256)
-def find_field_operation(name: str, dtypes: tuple[DType, ...], is_exact: bool) -> FieldOperation:
-    """Return the operation of a grid's method; ``is_exact`` requests a reproducible one.
+def find_field_operation(
+    name: str, dtypes: tuple[DType, ...], is_exact: bool
+) -> tuple[FieldOperation, DType]:
+    """Return the operation of a grid's method, and the result's dtype; ``is_exact`` requests a reproducible one.
 
     Examples
     --------
-    >>> [str(find_field_operation("sum", (np.dtype(dtype),), True)) for dtype in ("i4", "f8")]
+    >>> [str(find_field_operation("sum", (np.dtype(dtype),), True)[0]) for dtype in ("i4", "f8")]
     ['sum', 'reproducible sum']
     """
     dtype = result_dtype(name, dtypes)
     if not is_exact or name not in EXACT_OPERATIONS or dtype.kind in "iu":
-        return FIELD_OPERATIONS[name]
+        return FIELD_OPERATIONS[name], dtype
     if dtype not in ("f8", "c16"):
         raise FieldError(
             f"reproducible: a {name} of dtype {dtypes[0]} would be rounded to {dtype}, and exact sums are rounded to "
             "float64 or complex128; convert the field to one of these"
         )
-    return EXACT_OPERATIONS[name]
+    return EXACT_OPERATIONS[name], dtype

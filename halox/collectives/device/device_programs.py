@@ -18,11 +18,11 @@ from halox.collectives.device.field_plans import check_aligned
 from halox.collectives.device.kernel_reductions import FieldReduction, Target
 from halox.collectives.expressions import Request, Typed, returning
 from halox.collectives.field_operations import FieldOperation
-from halox.collectives.operations import element, result_dtype, wide_dtype
+from halox.collectives.operations import element, wide_dtype
 from halox.collectives.prepared import Launch
 from halox.errors import FieldError
 from halox.packing.strided_plan import MAX_WORDS
-from halox.runtime.arrays import Described, DType, describe
+from halox.runtime.arrays import DType, describe
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
@@ -63,8 +63,8 @@ class Program(Protocol):
         inputs: Any,
         targets: Sequence[CupyArray],
         stream: Stream,
-    ) -> None:
-        """Combine cells, and the ranks of the kernel; does not block."""
+    ) -> Sequence[CupyArray]:
+        """Combine cells, and the ranks of the kernel; returns ``targets``, or other arrays. Does not block."""
 
     @property
     def bind(self) -> Callable[..., Launch | None]:
@@ -77,10 +77,9 @@ class FieldProgram:
     Without a kernel for the dtypes, CuPy reduces the cells. An exact sum of such fields is a sum of copies.
     """
 
-    def __init__(self, operation: FieldOperation, dtypes: Sequence[DType]) -> None:
+    def __init__(self, operation: FieldOperation, dtypes: Sequence[DType], dtype: DType) -> None:
         self.call, self.operations = operation.name, [operation]
-        dtype = result_dtype(operation.name, dtypes)
-        # float32 represents float16 exactly.
+        # ``dtype`` is the result's; float32 represents float16 exactly.
         self.dtypes = [dtype if element(dtype) else np.dtype("f4")]
         self._is_alike = bool(element(dtypes[0])) and len(set(dtypes)) == 1
         self.has_kernel = self._is_alike or operation.is_exact
@@ -98,28 +97,27 @@ class FieldProgram:
         cells: Sequence[Cells],
         targets: Sequence[CupyArray],
         stream: Stream,
-    ) -> None:
+    ) -> Sequence[CupyArray]:
         """See `Program`."""
-        (operation,), (target,) = self.operations, targets
-        if kernel is not None and self._supported_by(kernel, cells):
-            kernel(_described(cells), target.data.ptr, stream)
-        elif kernel is not None and operation.is_exact:
+        if kernel is None:
+            return [combine_by_cupy(self.call, cells).astype(self.dtypes[0], copy=False)]
+        target, described = targets[0], [field.described for field in cells]
+        if self._is_alike and kernel.supports(described):
+            kernel(described, target.data.ptr, stream)
+        elif self.operations[0].is_exact:
             copies = [self._copy(field) for field in cells]
             kernel([describe(copy) for copy in copies], target.data.ptr, stream)
-        elif kernel is not None:
-            value = combine_by_cupy(operation.name, cells)
-            kernel.of_value(value.data.ptr, target.data.ptr, stream)
         else:
-            target[...] = combine_by_cupy(operation.name, cells)
+            value = combine_by_cupy(self.call, cells)
+            kernel.of_value(value.data.ptr, target.data.ptr, stream)
+        return targets
 
     def bind(self, kernel: FieldReduction, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if the kernel does not support them."""
-        if not self._supported_by(kernel, cells):
+        described = [field.described for field in cells]
+        if not (self._is_alike and kernel.supports(described)):
             return None
-        return kernel.bind(_described(cells), target)
-
-    def _supported_by(self, kernel: FieldReduction, cells: Sequence[Cells]) -> bool:
-        return self._is_alike and kernel.supports(_described(cells))
+        return kernel.bind(described, target)
 
     def _copy(self, field: Cells) -> CupyArray:
         """Return a contiguous copy of cells in the kernel's dtype; `StateError` in a capture."""
@@ -155,11 +153,12 @@ class ExpressionProgram:
         inputs: tuple[Typed, Sequence[Any]],
         targets: Sequence[CupyArray],
         stream: Stream,
-    ) -> None:
+    ) -> Sequence[CupyArray]:
         """See `Program`."""
         assert kernel is not None
         first, *others = [target.data.ptr for target in targets]
         kernel(operands(*inputs, others), first, stream)
+        return targets
 
     def bind(
         self, kernel: FieldReduction, request: Request, call: Typed, outs: Sequence[CupyArray]
@@ -185,10 +184,6 @@ class ExpressionProgram:
             return returned(results)
 
         return launch
-
-
-def _described(cells: Sequence[Cells]) -> list[Described]:
-    return [field.described for field in cells]
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:

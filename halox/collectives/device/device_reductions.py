@@ -33,7 +33,7 @@ from halox.collectives.device.kernel_reductions import FieldReduction, make_kern
 from halox.collectives.expressions import Request, typed
 from halox.collectives.field_operations import FIELD_OPERATIONS, find_field_operation
 from halox.collectives.host.host_reductions import HostArrays
-from halox.collectives.operations import check_out, element, find_operation, result_dtype
+from halox.collectives.operations import check_out, element, find_operation
 from halox.collectives.prepared import Launch, PreparedReductions, Signature
 from halox.errors import DeviceError, FieldError, HaloxError, raising
 from halox.runtime.arrays import Described, DType, describe
@@ -65,12 +65,11 @@ class DeviceReductions(HostArrays):
             try:
                 cells = cells_of(name, fields, self._find_layout)
                 dtypes = tuple([field.dtype for field in cells])
-                operation = find_field_operation(name, dtypes, is_exact)
+                operation, dtype = find_field_operation(name, dtypes, is_exact)
                 kind = (name, operation.is_exact)
                 parity = cells[0].layout.spec.parity
                 signature = (*kind, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
-                dtype = result_dtype(name, dtypes)
                 if reduction is None:
                     _check_dtypes(name, dtypes)
                 new = partial(cupy().empty, (), dtype)
@@ -86,7 +85,7 @@ class DeviceReductions(HostArrays):
                     "dtype": ", ".join(map(str, dtypes)),
                     "parity of the field": parity or "all cells",
                 }
-                program = FieldProgram(operation, dtypes)
+                program = FieldProgram(operation, dtypes, dtype)
                 reduction = self._made(
                     signature, program, f"{name} of a field of {dtypes[0]}", compared
                 )
@@ -316,12 +315,14 @@ class DeviceReduction:
             for allreduce in self._allreduces:
                 check_captures(allreduce, self._algorithm, self._program.call)
             targets = self._values if self._allreduces else outs
-            self._program.combine(self._kernel, inputs, targets, stream)
+            values = self._program.combine(self._kernel, inputs, targets, stream)
         except Exception as error:
             self.refuse(error)
             raise
+        if not self._allreduces:
+            return
         for operation, allreduce, value, out in zip(
-            self._operations, self._allreduces, targets, outs, strict=False
+            self._operations, self._allreduces, values, outs, strict=True
         ):
             is_result = operation.finish == "Plain" and not operation.is_exact
             is_direct = is_result and value.dtype == out.dtype

@@ -17,7 +17,6 @@ from halox.collectives.expressions import Typed
 from halox.collectives.field_operations import FieldOperation
 from halox.collectives.host.cell_sums import dot, sum_of_squares, total
 from halox.collectives.host.exact_sums import MOST, RECORD_BYTES, ExactSum, exact_sums
-from halox.collectives.operations import result_dtype
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
 from halox.runtime.arrays import Array, DType
@@ -122,10 +121,14 @@ class FieldProgram:
     """Reduces fields of one layout and of given dtypes."""
 
     def __init__(
-        self, operation: FieldOperation, dtypes: Sequence[DType], layout: FieldLayout
+        self,
+        operation: FieldOperation,
+        dtypes: Sequence[DType],
+        dtype: DType,  # of the result
+        layout: FieldLayout,
     ) -> None:
         spec = layout.spec
-        values = values_of(operation, result_dtype(operation.name, dtypes))
+        values = values_of(operation, dtype)
         self.results, self._of_block, self._of_rank = [values], values.of_block, values.of_rank
         self._is_exact = operation.is_exact
         self.meaning = str(operation), [dtype.str for dtype in dtypes], spec.digest

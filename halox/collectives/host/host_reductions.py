@@ -223,10 +223,10 @@ class HostReductions(HostArrays):
                 # Equal layouts are one object, which lives as long as its reduction.
                 layout = cells[0].layout
                 dtypes = tuple([each.dtype for each in cells])
-                operation = find_field_operation(name, dtypes, is_exact)
+                operation, dtype = find_field_operation(name, dtypes, is_exact)
                 reduction = self._found(
                     (name, operation.is_exact, *dtypes, id(layout)),
-                    lambda: FieldProgram(operation, dtypes, layout),
+                    lambda: FieldProgram(operation, dtypes, dtype, layout),
                     outs,
                 )
                 views = [each.view() for each in cells]
