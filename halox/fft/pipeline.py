@@ -40,14 +40,14 @@ class Op:
 
     Attributes
     ----------
-    kind : {"c2c", "r2c", "c2r", "copy", "cut", "pad", "scale", "move"}
+    kind : {"c2c", "r2c", "c2r", "copy", "cut", "pad", "move"}
     axes : tuple of int
         Axes of the arrays.
     forward : bool
     norm : str
         For transforms, the ``norm`` of `numpy.fft`.
     factor : float
-        Factor of a copy, scaling, cut or pad.
+        Factor of a copy, cut or pad.
     points : int
         Points of the spectral resolution, to cut or pad.
     half : bool
@@ -287,7 +287,7 @@ class Pipeline:
         return shape, self._complex if op.kind == "r2c" else form[1]
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
-        """Add the normalization to a copy step, or else append a scaling step, unless other steps normalize."""
+        """Add the normalization to a copy step, or else scale the result in place, unless other steps normalize."""
         if self._engine.scales or self._schedule.dealias:
             return steps
         scale = self._schedule.factor(forward)
@@ -297,7 +297,7 @@ class Pipeline:
             if op.kind == "copy":
                 steps[number] = replace(op, factor=scale), i, j
                 return steps
-        return [*steps, (Op("scale", factor=scale), OUT, OUT)]
+        return [*steps, (Op("copy", factor=scale), OUT, OUT)]
 
     # Arrays
 
@@ -320,7 +320,7 @@ class Pipeline:
             make = engine.r2c if op.kind == "r2c" else engine.c2r
             run = make(source, target, op.axes, norm=op.norm)
             return run
-        makers = {"copy": self._copy, "scale": self._scale, "cut": self._cut, "pad": self._pad}
+        makers = {"copy": self._copy, "cut": self._cut, "pad": self._pad}
         return makers[op.kind](op)
 
     def _copy(self, op: Op) -> Run:
@@ -332,10 +332,6 @@ class Pipeline:
             target[...] = source
 
         return run
-
-    def _scale(self, op: Op) -> Run:
-        multiply, scale = self._xp.multiply, op.factor
-        return lambda source, target: multiply(target, scale, out=target)
 
     def _cut(self, op: Op) -> Run:
         """Return a run that copies only the modes of the spectral resolution; it may change the source."""
