@@ -66,7 +66,7 @@ class Division:
             "device": self.device if self.device_id is None else f"GPU {self.device_id}",
             "path": self.path,
             "dims": self.labels and self.labels.dims,
-            f"rank {rank} of {size}": f"coords {decomposition.coords_of(rank)}",
+            f"rank {rank} of {size}": f"proc_coords {decomposition.coords_of(rank)}",
             "owns": f"{decomposition.rank_shape(rank)}, from {tuple(cut.start for cut in layout.owned)}",
             "stores": layout.padded_shape,
         }
@@ -86,7 +86,7 @@ class Division:
                 f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
                 decomposition.placement.summary(),
-                f"rank {rank}: coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, stores "
+                f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, stores "
                 f"{layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
             ]
         )
