@@ -63,14 +63,14 @@ myst_heading_anchors = 3
 MADE_BY_HALOX = {
     "halox.Plan",
     "halox.Report",
-    "halox.checkpoint.loading.Loaded",
+    "halox.io.checkpoint.loading.Loaded",
     "halox.datatypes.BlockList",
     "halox.datatypes.Datatype",
     "halox.datatypes.Layout",
     "halox.datatypes.Signature",
     "halox.datatypes.StridedBlocks",
     "halox.decomposition.FieldLayout",
-    "halox.exchange.report.Row",
+    "halox.plans.report.Row",
     "halox.grid.CoarseGrid",
     "halox.xarray.DatasetFields",
 }

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 from halox import datatypes, errors
 from halox._version import __version__
 from halox.errors import HaloxError
-from halox.exchange.plan import Plan
-from halox.exchange.report import Report
 from halox.grid import Grid
+from halox.plans.plan import Plan
+from halox.plans.report import Report
 
 if TYPE_CHECKING:
-    from halox.checkpoint.output import Output
-    from halox.collectives.allreduce import Allreduce
     from halox.cubed_sphere import CubedSphere
     from halox.decomposition.connections import Connection
     from halox.domain.stopping import stopping
-    from halox.exchange.device_loop import Loop
-    from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
+    from halox.fft.transpose import Transpose
+    from halox.io.checkpoint.output import Output
     from halox.packing.pack import Choice, pack, packing_method, unpack
     from halox.paths.peer.stores import device_header
+    from halox.plans.device_loop import Loop
+    from halox.plans.typed import Exchange, Recv, Send
     from halox.points import Points
-    from halox.transpose import Transpose
+    from halox.reductions.allreduce import Allreduce
 
 __all__ = [
     "FFT",
@@ -54,17 +54,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Allreduce": "halox.collectives.allreduce",
+    "Allreduce": "halox.reductions.allreduce",
     "Connection": "halox.decomposition.connections",
     "CubedSphere": "halox.cubed_sphere",
     "FFT": "halox.fft",
-    "Loop": "halox.exchange.device_loop",
-    "Output": "halox.checkpoint.output",
+    "Loop": "halox.plans.device_loop",
+    "Output": "halox.io.checkpoint.output",
     "Points": "halox.points",
-    "Transpose": "halox.transpose",
+    "Transpose": "halox.fft.transpose",
     "device_header": "halox.paths.peer.stores",
     "stopping": "halox.domain.stopping",
-    **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
+    **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.plans.typed"),
     **dict.fromkeys(("Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),
 }
 """Modules of the names that are imported at their first use."""
@@ -72,6 +72,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     """Import a name at its first use."""
+    if name == "exchange":
+        raise AttributeError("halox has no exchange; call the method of a grid: grid.exchange(u)")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -1,7 +1,7 @@
 """`Grid`, the main class of halox: made once, called in every step.
 
 The class contains no algorithms: its methods document and call the lower layers. `halox.domain` divides the grid and
-allocates fields, `halox.exchange` plans exchanges, `halox.gathering` and `halox.checkpoint` move whole arrays. The
+allocates fields, `halox.plans` plans exchanges, `halox.io` and `halox.io.checkpoint` move whole arrays. The
 reductions are in its base class `GridReductions`. `exchange` and `accumulate` look up their plan themselves: a call
 with known arrays costs a dict look-up and the exchange.
 """
@@ -20,10 +20,10 @@ from halox.decomposition import FieldLayout
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
-from halox.exchange.grid_plans import GridPlans
-from halox.exchange.plan import Plan
-from halox.exchange.report import Report
-from halox.grid_reductions import GridReductions
+from halox.plans.grid_plans import GridPlans
+from halox.plans.plan import Plan
+from halox.plans.report import Report
+from halox.reductions.grid_reductions import GridReductions
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.tables import Text, html_facts
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import TypeVar
 
-    from halox.checkpoint.arguments import Progress
-    from halox.checkpoint.loading import Loaded
-    from halox.coarsening import Coarse
-    from halox.dimension_names import GridCoords
+    from halox.domain.dimension_names import GridCoords
     from halox.domain.options import Arguments
-    from halox.exchange.device_loop import Loop
-    from halox.linear_operators import FieldOperator
+    from halox.io.checkpoint.arguments import Progress
+    from halox.io.checkpoint.loading import Loaded
+    from halox.plans.device_loop import Loop
     from halox.runtime.array_types import FieldLike, GpuArray
+    from halox.solvers.coarsening import Coarse
+    from halox.solvers.linear_operators import FieldOperator
 
     FieldArray = TypeVar("FieldArray", default=Any)
 else:
@@ -718,7 +718,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
             and the fastest process grid, ``best_proc_shape`` and ``best_us``. Collective on GPUs, else local.
         """
-        from halox.prediction import constants, predict
+        from halox.plans.prediction import constants, predict
 
         return predict(self, ranks, fields or ["f8"], constants(self), **options)
 
@@ -748,7 +748,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -----
         Collective. The first ``every`` steps are plain calls. So are all steps on CPUs, and if a step needs the host.
         """
-        from halox.exchange.device_loop import Loop
+        from halox.plans.device_loop import Loop
 
         return Loop(self.domain.context, self.device_id, step, until, most, every)
 
@@ -768,7 +768,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -------
         FieldOperator
             A ``LinearOperator`` of SciPy, or on a GPU of CuPy; on several ranks only a context of petsc4py's matrices,
-            see `halox.linear_operators.FieldOperator`. Making it is collective, and so are products.
+            see `halox.solvers.linear_operators.FieldOperator`. Making it is collective, and so are products.
 
         Examples
         --------
@@ -781,7 +781,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         >>> cg(grid.linear_operator(apply, grid.zeros()), np.ones(64), rtol=1e-10)[0][:2].round(6)
         array([16., 47.])
         """
-        from halox.linear_operators import linear_operator
+        from halox.solvers.linear_operators import linear_operator
 
         return cast("FieldOperator", linear_operator(self.domain, apply, fields))
 
@@ -816,7 +816,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -----
         Collective. Close the coarse grid separately. Numbers in a ``boundary`` are not scaled. ``coords`` are not kept.
         """
-        from halox.coarsening import coarsen
+        from halox.solvers.coarsening import coarsen
 
         return CoarseGrid(self.domain, coarsen(self.domain, factor, even, whole))
 
@@ -844,7 +844,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ...     plane.shape if grid.rank == 0 else (1, 3)
         (1, 3)
         """
-        from halox.gathering.gather_scatter import gather
+        from halox.io.gather_scatter import gather
 
         self._world.begin("gather")
         return gather(self.domain, field, root, region)
@@ -894,7 +894,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ...     grid.sum(u)
         np.float64(276.0)
         """
-        from halox.gathering.gather_scatter import scatter
+        from halox.io.gather_scatter import scatter
 
         self._world.begin("scatter")
         made: FieldArray = scatter(self.domain, whole, root, out, layout, region)
@@ -966,7 +966,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ...     grid.sum(loaded["u"]), loaded.attrs
         (np.float64(48.0), {'step': 7})
         """
-        from halox.checkpoint.calls import SaveOptions, save
+        from halox.io.checkpoint.calls import SaveOptions, save
 
         options = SaveOptions(attrs, dims, coords, compressors, progress, keep)
         save(self.domain, path, fields, named, options)
@@ -1010,7 +1010,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
         reads its own cells. Needs at most 256 MiB of memory per rank.
         """
-        from halox.checkpoint.calls import LoadOptions, load
+        from halox.io.checkpoint.calls import LoadOptions, load
 
         return load(self.domain, path, LoadOptions(into, named, names, progress))
 
@@ -1067,7 +1067,7 @@ class CoarseGrid(Grid[FieldArray]):
 
         If the grid is not whole, this is the field itself. Local; raises the errors of `layout`.
         """
-        from halox.coarsening import cells_over_block
+        from halox.solvers.coarsening import cells_over_block
 
         layout = self.layout(field)
         if not self.is_whole:
@@ -1082,7 +1082,7 @@ class CoarseGrid(Grid[FieldArray]):
 
         Collective over the ranks of the finer grid, and so are calls. Raises the errors of `layout`, on all ranks.
         """
-        from halox.coarsening import collecting_plan
+        from halox.solvers.coarsening import collecting_plan
 
         plan = collecting_plan(self._finer, self._coarse, field)
         if plan is None:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from halox.decomposition import FieldLayout
 from halox.domain.domain import domain_of
 from halox.errors import FieldError
-from halox.gathering.gather_scatter import root_of
 from halox.grid import Grid
+from halox.io.gather_scatter import root_of
 from halox.runtime.arrays import Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import to_host

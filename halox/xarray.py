@@ -18,16 +18,16 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from halox.checkpoint.arguments import Progress
-from halox.checkpoint.calls import SaveOptions, save
-from halox.checkpoint.fields import kept_attributes, kept_options
-from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
-from halox.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain import Domain
+from halox.domain.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain.domain import HasDomain, domain_of
 from halox.domain.options import FieldOptions, fixed_dtype
 from halox.errors import FieldError, MissingPackageError, raising
+from halox.io.checkpoint.arguments import Progress
+from halox.io.checkpoint.calls import SaveOptions, save
+from halox.io.checkpoint.fields import kept_attributes, kept_options
+from halox.io.checkpoint.store import PREFIX
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import is_device_array

@@ -13,7 +13,7 @@ def cut_shards(
     monkeypatch: pytest.MonkeyPatch, shard_bytes: int | None = None, chunk_bytes: int | None = None
 ) -> None:
     """Let checkpoints have shards and chunks of these sizes; None keeps a size."""
-    from halox.checkpoint import chunks
+    from halox.io.checkpoint import chunks
 
     for name, nbytes in (("SHARD_BYTES", shard_bytes), ("CHUNK_BYTES", chunk_bytes)):
         if nbytes is not None:
@@ -22,15 +22,15 @@ def cut_shards(
 
 def cache_few_plans(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let grids and transposes cache at most ``number`` plans."""
-    from halox.exchange import cache
+    from halox.plans import cache
 
     monkeypatch.setattr(cache, "CAPACITY", number)
 
 
 def move_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """Let `gather`, `scatter` and ``.npy`` files move whole arrays in parts of this size."""
-    from halox.checkpoint import npy
-    from halox.gathering import gather_scatter
+    from halox.io import gather_scatter
+    from halox.io.checkpoint import npy
 
     for module in (gather_scatter, npy):
         monkeypatch.setattr(module, "PART_BYTES", part_bytes)
@@ -38,7 +38,7 @@ def move_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
 
 def save_as_from_gpus(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """Let checkpoints and outputs copy host arrays as they copy arrays of GPUs, in parts of this size."""
-    from halox.checkpoint import moving
+    from halox.io.checkpoint import moving
 
     for name, value in (("is_device_array", lambda _: True), ("DEVICE_PART_BYTES", part_bytes)):
         monkeypatch.setattr(moving, name, value)
@@ -46,12 +46,12 @@ def save_as_from_gpus(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
 
 def refuse_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let checkpoints find a file system that cannot exchange two names."""
-    monkeypatch.setattr("halox.checkpoint.folder._swap_names", lambda first, second: False)
+    monkeypatch.setattr("halox.io.checkpoint.folder._swap_names", lambda first, second: False)
 
 
 def open_in_turn(monkeypatch: pytest.MonkeyPatch, comm: Any, between: Callable[[], object]) -> None:
     """Let rank 0 identify a checkpoint, then call ``between``, before the other ranks identify theirs."""
-    from halox.checkpoint.loading import Reading
+    from halox.io.checkpoint.loading import Reading
 
     begin = Reading.__init__
 
@@ -72,7 +72,7 @@ def open_in_turn(monkeypatch: pytest.MonkeyPatch, comm: Any, between: Callable[[
 
 def reduce_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     """Let allreduces on the host move arrays in pieces of this size, through shared memory and through MPI."""
-    from halox.collectives.host import mpi_reduction, shared_reduction
+    from halox.reductions.host import mpi_reduction, shared_reduction
 
     for module in (mpi_reduction, shared_reduction):
         monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)

@@ -32,10 +32,10 @@ HANG_S = 900.0
 
 TESTS: dict[str, list[tuple[int, str]]] = {
     # The prefix of a file: ranks (0 for one process) and test files without their folder, the likeliest first.
-    "halox/checkpoint": [(3, "checkpoints output")],
+    "halox/io/checkpoint": [(3, "checkpoints output")],
     "halox/cli": [(0, "cli view links tune")],
-    "halox/collectives/device": [(3, "device_reductions"), (0, "allreduce_plan")],
-    "halox/collectives": [
+    "halox/reductions/device": [(3, "device_reductions"), (0, "allreduce_plan")],
+    "halox/reductions": [
         (0, "expressions operations exact_sums"),
         (3, "allreduce statistics reproducible combined_values"),
     ],
@@ -45,13 +45,13 @@ TESTS: dict[str, list[tuple[int, str]]] = {
         (3, "grid boundaries folds exchange"),
     ],
     "halox/domain": [(3, "grid cartesian allocation stopping")],
-    "halox/exchange": [
+    "halox/plans": [
         (0, "regions selection costs"),
         (3, "exchange boundaries typed"),
         (2, "loops"),
     ],
     "halox/fft": [(3, "fft"), (0, "fft_stages")],
-    "halox/gathering": [(3, "gather scatter checkpoints")],
+    "halox/io": [(3, "gather scatter checkpoints")],
     "halox/packing": [
         (0, "packing/host packing/packers packing/host_against_mpi"),
         (0, "packing/strided_plan packing/traversal packing/workunits packing/blocking"),
@@ -69,12 +69,12 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     "halox/sampling": [(3, "points"), (0, "philox point_kernel random_kernel")],
     "halox/points.py": [(3, "points")],
     "halox/xarray.py": [(2, "xarray labels")],
-    "halox/transpose.py": [(3, "transpose")],
+    "halox/fft/transpose.py": [(3, "transpose")],
     "halox/grid": [(3, "grid statistics boundaries")],
-    "halox/coarsening.py": [(3, "solvers")],
-    "halox/linear_operators.py": [(3, "solvers")],
+    "halox/solvers/coarsening.py": [(3, "solvers")],
+    "halox/solvers/linear_operators.py": [(3, "solvers")],
     "halox/cubed_sphere.py": [(3, "cubed_sphere")],
-    "halox/prediction.py": [(3, "prediction")],
+    "halox/plans/prediction.py": [(3, "prediction")],
 }
 
 SWAPPED: dict[type[ast.AST], str] = {

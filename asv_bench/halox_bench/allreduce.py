@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 import halox
-from halox.collectives.algorithms import DEVICE_ALGORITHMS, HOST_ALGORITHMS
 from halox.errors import FieldError, HaloxError, PathError
+from halox.reductions.algorithms import DEVICE_ALGORITHMS, HOST_ALGORITHMS
 from halox.runtime.world import load_mpi
 from halox_bench.bench import CHECKS, KIB, MIB, NAMED, Bench, Method, Plan, timed
 from halox_bench.clock import Call

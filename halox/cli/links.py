@@ -15,7 +15,7 @@ import halox
 from halox import datatypes
 from halox.cli import info, report
 from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.exchange.measuring import exchange_us
+from halox.plans.measuring import exchange_us
 from halox.runtime import cross_memory
 from halox.runtime.gpu.devices import array_module, choose_device
 from halox.runtime.status import ranks_text

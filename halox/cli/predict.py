@@ -13,8 +13,8 @@ from typing import Any
 import halox
 from halox.cli import probing, report, run
 from halox.errors import HaloxError
-from halox.exchange.measuring import exchange_us
-from halox.prediction import HOST_COSTS, constants, predict
+from halox.plans.measuring import exchange_us
+from halox.plans.prediction import HOST_COSTS, constants, predict
 
 _HOST_LARGE_BYTES = 128 << 10  # in the caches of a core, as most messages
 _HOST_ROUNDS = 6

@@ -20,11 +20,11 @@ import numpy as np
 import halox
 from halox import datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.exchange.costs import Costs, protocol_name
-from halox.exchange.measuring import exchange_us
 from halox.paths import PATHS
 from halox.paths.base import Protocol
 from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.plans.costs import Costs, protocol_name
+from halox.plans.measuring import exchange_us
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World

@@ -1,6 +1,6 @@
 """``halox tune``: measures the paths of this machine, and stores the constants of the cost model.
 
-`halox.cli.probing` measures, `halox.exchange.calibration` stores the constants for later selections of paths.
+`halox.cli.probing` measures, `halox.plans.calibration` stores the constants for later selections of paths.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
-from halox.exchange import calibration
-from halox.exchange.costs import Costs
 from halox.paths.costs import RUN_BYTES
+from halox.plans import calibration
+from halox.plans.costs import Costs
 from halox.runtime.context import Context
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import choose_device

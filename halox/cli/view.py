@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.folder import METADATA
-from halox.checkpoint.store import FORMAT_KEY, OUTPUT
-from halox.dimension_names import AXES
+from halox.domain.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
+from halox.io.checkpoint.folder import METADATA
+from halox.io.checkpoint.store import FORMAT_KEY, OUTPUT
 from halox.runtime.arrays import Array
 
 _MOST_POINTS = 1000

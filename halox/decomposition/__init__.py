@@ -1,7 +1,8 @@
 """Decomposition of a grid among ranks, computed with integers: no arrays, no communicator, no device.
 
-``decompose`` divides a grid among ranks. ``FieldLayout`` describes a field in a rank's array, with the
-boxes that an exchange sends and receives.
+``decompose`` divides a grid among ranks. A `FieldSpec` has the properties of a field, a `FieldLayout` the places of its
+points in a rank's array, and ``exchange_regions`` the boxes that an exchange sends and receives. The rooms above turn
+boxes into datatypes and messages. Begin with `partition`, then `field_layout` and `field_regions`.
 """
 
 from __future__ import annotations

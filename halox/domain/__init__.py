@@ -1,7 +1,8 @@
-"""Grids divided among ranks: options, division, layouts and allocation of fields.
+"""Grids divided among ranks: options, division, names of dimensions, layouts and allocation of fields.
 
-A `Domain` has no plans, reductions or caches of calls. `halox.grid`, `halox.transpose`, `halox.fft`,
-`halox.collectives`, `halox.gathering`, `halox.checkpoint` and `halox.xarray` build on it.
+A `Domain` has no plans, reductions or caches of calls: all rooms of what a grid can do build on it, and `halox.Grid`
+puts them together. `options` reads the arguments of `Grid`, `division` divides, `layouts` finds the layout of an array
+that a user gives. Begin with `domain`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from halox.runtime.world import World
 from halox.values import check_bool
 
 if TYPE_CHECKING:
-    from halox.dimension_names import Labels
     from halox.domain.cartesian import Cartesian
+    from halox.domain.dimension_names import Labels
 
 _MAKING = "the making of a grid"
 
@@ -86,8 +86,8 @@ class Division:
                 f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
                 decomposition.placement.summary(),
-                f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, stores "
-                f"{layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
+                f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, "
+                f"stores {layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
             ]
         )
 
@@ -150,7 +150,7 @@ def divide(
         leave_sms = check_bool("leave_sms", options["leave_sms"], DecompositionError)
         labels = None
         if options["dims"] is not None or options["coords"] is not None:
-            from halox.dimension_names import AXES, Labels
+            from halox.domain.dimension_names import AXES, Labels
 
             labels = Labels(decomposition, AXES[:ndim]).updated(options["dims"], options["coords"])
         reproducible = check_bool("reproducible", options["reproducible"], DecompositionError)

@@ -20,7 +20,7 @@ from halox.runtime.world import World
 from halox.values import shown
 
 if TYPE_CHECKING:
-    from halox.dimension_names import Labels
+    from halox.domain.dimension_names import Labels
 
 
 class Dependent(Protocol):
@@ -118,7 +118,7 @@ class Domain:
     @cached_property
     def labels(self) -> Labels:
         """Names of the axes, and coordinates along them: the defaults of calls with ``dims`` and ``coords``."""
-        from halox.dimension_names import AXES, Labels
+        from halox.domain.dimension_names import AXES, Labels
 
         return self.division.labels or Labels(self.decomposition, AXES[: len(self.grid_shape)])
 

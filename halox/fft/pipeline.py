@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec
 from halox.domain import Domain
-from halox.exchange.draft import Draft
-from halox.exchange.making import make_domain_plan
-from halox.exchange.runner import Runner
-from halox.exchange.transpose import transpose_draft, transpose_ends
+from halox.fft.cufft import Run
 from halox.fft.modes import common_modes, factor
 from halox.fft.stages import DividedStage, Schedule
+from halox.plans.draft import Draft
+from halox.plans.making import make_domain_plan
+from halox.plans.runner import Runner
+from halox.plans.transpose import transpose_draft, transpose_ends
 from halox.runtime.dlpack import DType
-from halox.runtime.gpu.cufft import Run
 
 if TYPE_CHECKING:
-    from halox.exchange.report import Report
+    from halox.plans.report import Report
     from halox.runtime.array_types import XArray
 
 IN, OUT = 0, 1

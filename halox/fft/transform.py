@@ -15,20 +15,20 @@ import numpy as np
 
 from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
+from halox.fft.cufft import CuFFT
 from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
+from halox.fft.host_fft import HostTransforms
 from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
-from halox.runtime.gpu.cufft import CuFFT
-from halox.runtime.host_fft import HostTransforms
 from halox.runtime.known_arrays import KnownArrays
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
-    from halox.exchange.report import Report
+    from halox.plans.report import Report
     from halox.runtime.array_types import XArray
 
 _MAKING = "the making of an FFT"

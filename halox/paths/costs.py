@@ -9,7 +9,7 @@ end to end, packing and unpacking included. It is known at a few lengths of runs
 interpolated linearly over the logarithm of the length.
 
 Both ends of a message call the model with the same numbers (the shorter of their two run lengths, and whether either
-end shares its GPU) and with the same constants (`halox.exchange.calibration.agreed_costs`), so that they get the same
+end shares its GPU) and with the same constants (`halox.plans.calibration.agreed_costs`), so that they get the same
 answer. NumPy arrays have no model: their protocols follow fixed rules (`halox.paths.host`).
 """
 

@@ -35,7 +35,7 @@ Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
 Result = TypeVar("Result")
 TREE_TAG = 4
 
-# NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`.
+# NumPy's loops may depend on alignment: see `halox.reductions.host.mpi_reduction`.
 _LINE_BYTES = 64
 
 

@@ -1,1 +1,6 @@
-"""Points of a grid, and random numbers by global index."""
+"""Points of a grid, and random numbers by global index; neither depends on the number of ranks.
+
+`locating` turns coordinates into fractional indices, and `weights` those into cells and weights, for reading (linear
+interpolation) and for adding, its adjoint. `device_points` plans the kernel. `random_numbers` is a counter-based
+generator. `halox.Points` and `Grid.random` call this room; begin with `weights`.
+"""

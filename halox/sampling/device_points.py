@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halox.collectives.device.field_plans import check_aligned
-from halox.collectives.operations import ELEMENTS
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError, StateError
+from halox.reductions.device.field_plans import check_aligned
+from halox.reductions.operations import ELEMENTS
 from halox.runtime.arrays import Array, Described
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy

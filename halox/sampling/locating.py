@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.dimension_names import FACE, Labels, with_faces
+from halox.domain.dimension_names import FACE, Labels, with_faces
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import to_host

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.operations import check_writable
 from halox.decomposition import FieldLayout
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import fixed_dtype
 from halox.errors import DeviceError, FieldError
+from halox.reductions.operations import check_writable
 from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halox.collectives.operations import wide_dtype
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
+from halox.reductions.operations import wide_dtype
 from halox.runtime.arrays import Array
 
 

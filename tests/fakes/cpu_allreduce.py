@@ -21,21 +21,21 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from halox.collectives.device import kernel_reductions as allreduce
-from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
-from halox.collectives.device.kernel_reductions import (
+from halox.reductions.device import kernel_reductions as allreduce
+from halox.reductions.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
+from halox.reductions.device.kernel_reductions import (
     FieldReduction,
     KernelReduction,
     make_kernel_reduction,
 )
-from halox.collectives.field_operations import FieldOperation
+from halox.reductions.field_operations import FieldOperation
 from halox.runtime.arrays import Described, describe
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
 from tests.fakes.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.fakes.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
-from tests.unit.collectives.reduction_oracle import same
+from tests.unit.reductions.reduction_oracle import same
 
 _ARGUMENTS = dict.fromkeys(
     ("allreduce_field", "exact_field"),

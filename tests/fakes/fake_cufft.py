@@ -153,7 +153,7 @@ def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patch `halox.runtime.gpu.cufft` to work on the host."""
+    """Patch `halox.fft.cufft` to work on the host."""
     names = {f"CUFFT_{name}": number for name, number in KINDS.items()}
     library = SimpleNamespace(PlanNd=PlanNd, XtPlanNd=XtPlanNd, **names)
     module = SimpleNamespace(

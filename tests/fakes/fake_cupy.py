@@ -21,8 +21,8 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from halox.collectives.operations import find_operation
 from halox.errors import DeviceError
+from halox.reductions.operations import find_operation
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import WORDS_BYTES, Pool
 from halox.runtime.segments import Block, Place
@@ -309,7 +309,7 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cupy", self._cupy())
         forget_captures(monkeypatch)
-        gpu, reductions = "halox.runtime.gpu", "halox.collectives.device"
+        gpu, reductions = "halox.runtime.gpu", "halox.reductions.device"
         replaced: dict[str, Any] = {
             # The communicators of other tests may have a survey of other GPUs.
             "halox.runtime.context.GPUS": uuid4().hex,

@@ -31,7 +31,7 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 
-from halox.exchange import making
+from halox.plans import making
 from halox.runtime import communicator, gathered_values, world
 
 Call = TypeVar("Call", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import halox
-from halox.checkpoint import chunks
+from halox.io.checkpoint import chunks
 
 CELLS = (40, 36)
 EVERY = 5

@@ -14,7 +14,7 @@ import threading
 import numpy as np
 
 import halox
-from halox.checkpoint import chunks
+from halox.io.checkpoint import chunks
 
 CELLS = (23, 10)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import halox
-from halox.collectives.expressions import MOST_FIELDS
+from halox.reductions.expressions import MOST_FIELDS
 from tests.exact import same_bits, sums
 from tests.expressions import DTYPES, FIELDS, Writer, values
 from tests.support import require, trials

@@ -69,7 +69,7 @@ def test_one_plan_for_a_whole_field_with_a_halo() -> None:
 def test_plans_of_64_bits(case: Transform) -> None:
     """Arrays of more than 2**31 - 1 elements need cuFFT plans with 64-bit indices; here all arrays use these plans."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halox.runtime.gpu.cufft._LARGEST", 0)
+        patch.setattr("halox.fft.cufft._LARGEST", 0)
         check(case, MPI.COMM_SELF, "gpu")
 
 

@@ -17,7 +17,7 @@ from tests.fakes.fake_cupy import Array
 from tests.mpi.bad_input import Table, check_error
 from tests.mpi.conftest import agree
 from tests.mpi.test_reproducible import device, field, plain
-from tests.unit.collectives.reduction_oracle import same
+from tests.unit.reductions.reduction_oracle import same
 
 __all__ = ["device"]  # a fixture
 

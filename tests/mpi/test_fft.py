@@ -292,7 +292,7 @@ def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.Monk
 def test_without_scipy(case: Transform, comm: World) -> None:
     """Without scipy.fft, numpy.fft transforms single precision."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halox.runtime.host_fft._scipy", lambda: None)
+        patch.setattr("halox.fft.host_fft._scipy", lambda: None)
         check(case, comm)
 
 

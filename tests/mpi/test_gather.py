@@ -155,7 +155,7 @@ def test_a_root_without_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     with grid(comm) as g:
         u = g.ones()
         with monkeypatch.context() as patched:
-            patched.setattr("halox.gathering.gather_scatter.allocate", too_large)
+            patched.setattr("halox.io.gather_scatter.allocate", too_large)
             with pytest.raises(HaloxError, match="no room"):
                 g.gather(u, root=comm.size - 1)
         g.gather(u)

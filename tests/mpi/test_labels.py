@@ -222,11 +222,6 @@ BAD: Table = {
         "Dataset",
     ),
     "indices of a field and of a staggering": (indices_of(staggered=0), FieldError, "staggered"),
-    "a call of the package exchange": (
-        lambda comm: halox.exchange(np.zeros(3)),
-        halox.HaloxError,
-        "halox.exchange",
-    ),
 }
 
 

@@ -22,7 +22,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.exchange.device_loop import Loop
+from halox.plans.device_loop import Loop
 from halox.runtime.gpu import pools, streams, while_graph
 from tests.mpi.bad_input import Table, check_error
 

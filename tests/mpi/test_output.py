@@ -266,7 +266,7 @@ def test_arrays_of_one_record(path: Path, comm: MPI.Intracomm) -> None:
 def test_many_records_in_chunks_of_times(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halox.checkpoint.records.TIMES", 2)
+    monkeypatch.setattr("halox.io.checkpoint.records.TIMES", 2)
     with grid(comm) as g:
         mine, every = fields(g), {"n": 3}
         with halox.Output(g, path, mine, every=every) as out:
@@ -297,7 +297,7 @@ def test_readers_see_complete_records_only(
 ) -> None:
     """Rank 0 writes at once, the last rank as late as possible: its file of a record appears in a later call."""
     if comm.rank == comm.size - 1:
-        from halox.checkpoint import output
+        from halox.io.checkpoint import output
 
         start = output.start_write
         late = lambda *a, **k: NeverDone(lambda: start(*a, **k))  # noqa: E731

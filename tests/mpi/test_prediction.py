@@ -17,9 +17,9 @@ import halox
 from halox.cli import main
 from halox.cli.predict import show
 from halox.decomposition import FieldSpec, decompose
-from halox.exchange.costs import Costs
 from halox.paths.costs import ProtocolCost
-from halox.prediction import CALL_US, HOST_COSTS, Model, predict
+from halox.plans.costs import Costs
+from halox.plans.prediction import CALL_US, HOST_COSTS, Model, predict
 
 ONE = pytest.mark.ranks(1)
 SLOW_NETWORK = (10.0, 0.001)  # us, and GB/s so low that packing takes no time

@@ -10,7 +10,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives.algorithms import DEVICE_ALGORITHMS
 from halox.errors import (
     DeviceError,
     ExchangeTimeoutError,
@@ -19,10 +18,11 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
+from halox.reductions.algorithms import DEVICE_ALGORITHMS
 from tests.mpi.conftest import agree
 from tests.support import require
-from tests.unit.collectives.reduction_oracle import expected, same, sample
-from tests.unit.collectives.test_operations import PAIRS
+from tests.unit.reductions.reduction_oracle import expected, same, sample
+from tests.unit.reductions.test_operations import PAIRS
 
 require("gpu")
 

@@ -15,9 +15,9 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import DeviceError, HaloxError, MismatchError, PathError
-from halox.exchange import calibration
-from halox.exchange.calibration import Fingerprint
-from halox.exchange.costs import Costs
+from halox.plans import calibration
+from halox.plans.calibration import Fingerprint
+from halox.plans.costs import Costs
 from tests.gpu.ranks.paths import WAYS, along, why_not
 from tests.limits import fill_shared_memory
 from tests.mpi import ways

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import moving
+from halox.io.checkpoint import moving
 from tests.limits import cut_shards
 from tests.support import require
 

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.gathering import gather_scatter
+from halox.io import gather_scatter
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import GPU_DTYPES, Way

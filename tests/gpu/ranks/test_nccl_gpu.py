@@ -22,7 +22,7 @@ from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way, fill, wrong_cells
 from tests.support import require
-from tests.unit.collectives.reduction_oracle import expected, same, sample
+from tests.unit.reductions.reduction_oracle import expected, same, sample
 
 require("gpu")
 

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError, MismatchError, StateError
-from tests.mpi.collectives.reduction_calls import calls_with, check_closed
 from tests.mpi.conftest import agree
+from tests.mpi.reductions.reduction_calls import calls_with, check_closed
 from tests.support import require
 
 require("gpu")

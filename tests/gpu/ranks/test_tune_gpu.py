@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 import halox
 from halox.cli import links, paths, tune
-from halox.exchange import calibration
-from halox.exchange.costs import Costs
+from halox.plans import calibration
+from halox.plans.costs import Costs
 from halox.runtime.gpu import cuda
 from tests.support import require
 

@@ -238,7 +238,7 @@ def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
 def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
     """The code of ``halox tune`` measures the path in fields of a grid; later predictions use the constants."""
     from halox.cli.probing import Prober, campaign, partners
-    from halox.exchange.costs import Costs
+    from halox.plans.costs import Costs
     from halox.runtime.world import World
 
     world = World(comm, "tune")

@@ -17,9 +17,6 @@ from halox import paths
 from halox.cli import info, probing, tune
 from halox.cli import paths as matrix
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.exchange.calibration import Fingerprint, load, tuning_file
-from halox.exchange.costs import Costs
-from halox.exchange.making import NODE_MEMORY_IS_FULL
 from halox.paths.base import (
     Build,
     Candidate,
@@ -29,6 +26,9 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.messages import Message
+from halox.plans.calibration import Fingerprint, load, tuning_file
+from halox.plans.costs import Costs
+from halox.plans.making import NODE_MEMORY_IS_FULL
 from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.paths.toy_path import ToyPath

@@ -14,14 +14,14 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives.algorithms import HOST_ALGORITHMS
 from halox.errors import FieldError, MismatchError
+from halox.reductions.algorithms import HOST_ALGORITHMS
 from tests.exact import hard, norm, products, same_bits, sums
 from tests.limits import combine_all
 from tests.mpi.bad_input import odd_on, raised_by_all
 from tests.mpi.conftest import agree
-from tests.unit.collectives.reduction_oracle import expected, same, sample
-from tests.unit.collectives.test_operations import PAIRS
+from tests.unit.reductions.reduction_oracle import expected, same, sample
+from tests.unit.reductions.test_operations import PAIRS
 
 pytestmark = [pytest.mark.ranks(2, 3, 4, 8), pytest.mark.usually(3)]
 

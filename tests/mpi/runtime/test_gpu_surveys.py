@@ -8,9 +8,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.exchange.calibration import costs_of
 from halox.paths import cuda_aware
 from halox.paths.cuda_aware import CudaAwarePath
+from halox.plans.calibration import costs_of
 from halox.runtime import topology
 from halox.runtime.context import Context
 from halox.runtime.nccl_ranks import why_no_nccl

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from halox.cli import launcher, links, paths, tune
 from halox.cli.probing import Point, Sample, campaign, error_of, tuned_protocols
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.exchange import calibration
-from halox.exchange.costs import Costs
 from halox.paths.base import Route
 from halox.paths.costs import ProtocolCost
+from halox.plans import calibration
+from halox.plans.costs import Costs
 from halox.runtime.topology import Topology
 from tests import support
 

@@ -15,7 +15,7 @@ from halox.errors import DecompositionError
 from tests.oracle import Case, Field, divide
 from tests.strategies import folds
 from tests.support import trials
-from tests.unit.exchange.by_regions import check, layouts, move
+from tests.unit.plans.by_regions import check, layouts, move
 
 
 def fold(

@@ -30,7 +30,7 @@ from halox.errors import DecompositionError, FieldError
 from tests.oracle import Case, Field
 from tests.strategies import cells
 from tests.support import trials
-from tests.unit.exchange.by_regions import check, layouts
+from tests.unit.plans.by_regions import check, layouts
 
 Regions = tuple[Region, ...]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halox.decomposition import FieldSpec, decompose
-from halox.dimension_names import Labels
+from halox.domain.dimension_names import Labels
 
 N = 5
 EDGES = np.array([0.0, 1.0, 3.0, 4.0, 8.0, 9.0])  # a stretched grid

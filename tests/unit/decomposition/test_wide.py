@@ -18,7 +18,7 @@ from halox.errors import DecompositionError
 from tests.oracle import Case, Field
 from tests.strategies import cells, checkerboards
 from tests.support import trials
-from tests.unit.exchange.by_regions import check, layouts
+from tests.unit.plans.by_regions import check, layouts
 
 
 def wide(

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import halox
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
-from halox.exchange.halo import halo_draft
 from halox.packing.ordering import rounds
 from halox.packing.refine import Copy, Side, contiguous_side, paired
 from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
+from halox.plans.halo import halo_draft
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
 from tests.fakes.cpu_kernels import GUARD, aligned, coded, compiled, run

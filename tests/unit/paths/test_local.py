@@ -16,12 +16,12 @@ from halox import datatypes as dt
 from halox import pack, unpack
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import StateError
-from halox.exchange.halo import halo_draft
 from halox.packing import device, strided
 from halox.packing.strided_plan import StridedPlan
 from halox.paths.base import Job
 from halox.paths.launches import copying, packing
 from halox.paths.local import LocalDeviceChannel, LocalHostChannel
+from halox.plans.halo import halo_draft
 from halox.runtime.arrays import borrow, describe
 from tests.fakes.cpu_kernels import aligned, run
 from tests.fakes.cpu_packers import cpu_backend

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import halox
-from halox.collectives.device.field_plans import field_row, plan_field
-from halox.collectives.device.kernel_plans import (
+from halox.packing.strided import _ELEMENTS
+from halox.paths.peer.table import MANY_THREADS, Kind
+from halox.plans.wall_launch import EXACT
+from halox.reductions.device.field_plans import field_row, plan_field
+from halox.reductions.device.kernel_plans import (
     plan_oneshot,
     plan_scattered,
     plan_wide,
 )
-from halox.collectives.field_operations import EXACT_OPERATIONS, FIELD_OPERATIONS
-from halox.exchange.wall_launch import EXACT
-from halox.packing.strided import _ELEMENTS
-from halox.paths.peer.table import MANY_THREADS, Kind
+from halox.reductions.field_operations import EXACT_OPERATIONS, FIELD_OPERATIONS
 from halox.runtime.gpu.compiler import OPTIONS, preamble, source
 from halox.sampling.random_numbers import kernel_defines
 from tests.fakes.kept import digest, made_once

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.errors import HaloxError
-from halox.exchange.calibration import FORMAT, Fingerprint, load, save, tuning_file
-from halox.exchange.costs import Costs
+from halox.plans.calibration import FORMAT, Fingerprint, load, save, tuning_file
+from halox.plans.costs import Costs
 from halox.runtime.user_files import MOST_BYTES, read_json, write_json
 from tests.support import trials
 

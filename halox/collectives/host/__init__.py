@@ -1,1 +1,0 @@
-"""Reductions of NumPy arrays."""

@@ -1,0 +1,616 @@
+"""`Output`: records of fields in time, appended to a Zarr group while the program computes.
+
+A call of `append` copies the cells and starts their write; TensorStore's threads compress and write. No thread makes
+MPI calls: the next collective call of the output compares how far the ranks are. If all ranks have written a record,
+rank 0 counts it in the group's metadata. A timer does so, at most every `COUNT_S`, for all records since::
+
+    append 0    copy 0, start writing 0
+    append 1    all have written 0: start the timer    copy 1, start writing 1
+    timer       write the time of 0, count it
+    wait        all have written 1: write the time of 1, count it
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import prod
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from halox.domain.domain import HasDomain, domain_of
+from halox.errors import CheckpointError, ClosedError, FieldError
+from halox.io.checkpoint import arguments, records
+from halox.io.checkpoint.arguments import CallerField
+from halox.io.checkpoint.calls import SaveOptions, compared, request_of
+from halox.io.checkpoint.chunks import ShardGrid
+from halox.io.checkpoint.fields import StoredField, spec_text
+from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
+from halox.io.checkpoint.moving import collect, start_write
+from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
+from halox.io.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
+from halox.io.regions import Cut
+from halox.io.staging import owned_cells
+from halox.runtime.arrays import Array
+from halox.runtime.call_guard import Closing, single_threaded
+from halox.values import rounded_up, shown
+
+_MAKING, _APPENDING, _WAITING = "making an Output", "append", "wait"
+_MODES = ("w-", "w", "a")
+COUNT_S = 0.05
+"""Seconds until complete records count: two small files for many small records."""
+
+_ENDLESS = 1 << 40
+"""Length of the time axis for writing: the stored length counts complete records only."""
+
+
+_Checked = TypeVar("_Checked")
+
+
+class _Request(NamedTuple):
+    path: Path
+    fields: dict[str, CallerField]
+    regions: dict[str, Cut]
+    metadata: dict[str, Any]  # of an output without records
+    coords: dict[str, Array]
+    given: frozenset[str]  # names of coordinates that the caller has given
+    mode: str
+    until: float | None
+    buffer: int
+
+
+class _Variable(NamedTuple):
+    given: CallerField
+    field: StoredField
+    shards: ShardGrid
+    every: int
+    array: Any  # of TensorStore
+
+
+class _Record(NamedTuple):
+    futures: list[Any]  # of TensorStore
+    memory: list[Array]
+
+
+class Output(Closing):
+    """Records of fields in time: one Zarr group with a ``time`` axis, written in the background.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of the fields.
+    path : str or path
+        A path on a file system that all ranks share.
+    fields : mapping of str to array, optional
+        Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
+    mode : {"w-", "w", "a"}
+        "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
+        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
+        must be the same. If the path does not exist, it makes a new output.
+    time : float, optional
+        With "a", the time from which the program continues: later records are removed. By default none is removed.
+    every : mapping of str to int, optional
+        Fields that are stored less often: ``{"u": 4}`` stores "u" in the first record and every fourth from there. Its
+        time axis is called "time_4".
+    region : sequence of slice, or mapping of str to such sequences, optional
+        The part of the fields to store: a slice of global indices per grid axis. With a step, every n-th point is
+        stored. Dimensions that the region of a single field cuts are called "x_u" for a field "u".
+    dims, coords, attrs, compressors
+        The same as for `Grid.save`. Dimensions cut by ``region`` have global indices as coordinates by default.
+    buffer : int
+        Number of records that a rank may have in memory, not yet written. If there are more, `append` waits.
+    **named
+        Further fields.
+
+    Attributes
+    ----------
+    records : int
+        Number of complete records. Readers see them a moment later, or at once after `wait`.
+
+    Raises
+    ------
+    FieldError
+        If a field does not fit the grid, or an argument is malformed.
+    MismatchError
+        If arguments differ between ranks.
+    CheckpointError
+        If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
+        is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
+        or compressors (with "a").
+    MissingPackageError
+        If tensorstore is not installed.
+
+    Notes
+    -----
+    Collective, and so are all methods. A record counts once all ranks have written it, which the ranks find out in the
+    next `append`, `wait` or `close`. After a kill at any moment, readers see all records that counted. `Grid.close`
+    closes the outputs of the grid. A ``with`` statement closes the output, unless its block raises an error.
+
+    Examples
+    --------
+    >>> import halox, tempfile
+    >>> with halox.Grid((8, 6), device="cpu") as grid, tempfile.TemporaryDirectory() as folder:
+    ...     u = grid.ones()
+    ...     with halox.Output(grid, f"{folder}/run.zarr", u=u) as out:
+    ...         for step in range(3):
+    ...             out.append(time=0.5 * step)
+    ...             u *= 2
+    ...     out.records
+    3
+    """
+
+    def __init__(
+        self,
+        grid: HasDomain,
+        path: str | PathLike[str],
+        fields: Mapping[str, object] | None = None,
+        /,
+        *,
+        mode: str = "w-",
+        time: float | None = None,
+        every: Mapping[str, int] | None = None,
+        region: Sequence[slice] | Mapping[str, Sequence[slice]] | None = None,
+        dims: Sequence[str] | None = None,
+        coords: Mapping[str, object] | None = None,
+        attrs: Mapping[str, object] | None = None,
+        compressors: object = None,
+        buffer: int = 2,
+        **named: object,
+    ) -> None:
+        domain = domain_of(grid)
+        self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
+
+        def check() -> tuple[_Request, dict[str, object]]:
+            where = arguments.path_of(path, written=True)
+            if not isinstance(where, Path) or where.suffix == ".npy":
+                raise CheckpointError(
+                    f"path: {where}: an output is a Zarr group on a file system; name one, as in run.zarr"
+                )
+            load_tensorstore()
+            given = arguments.fields_of(domain.layouts, fields, named, written=False)
+            if not given:
+                raise FieldError("no field given; write halox.Output(grid, path, u=u)")
+            if mode not in _MODES:
+                raise FieldError(f"mode: expected one of {', '.join(_MODES)}, got {shown(mode)}")
+            if time is not None and mode != "a":
+                raise FieldError('time: the time of a restart needs mode="a"; leave it out')
+            options = SaveOptions(attrs, dims, coords, compressors)
+            like_save = request_of(domain, where, given, options)
+            strides = arguments.every_of(every, given)
+            regions, is_common = arguments.regions_of(region, given)
+            metadata, values, known = records.describe(
+                like_save, strides, regions, is_common=is_common
+            )
+            until = None if time is None else arguments.time_of(time)
+            most = arguments.count_of("buffer", buffer, "records")
+            request = _Request(where, given, regions, metadata, values, known, mode, until, most)
+            return request, compared(
+                where,
+                given,
+                mode=mode,
+                time=until,
+                dims=like_save.dims,
+                every=strides,
+                region=str(regions),
+            )
+
+        with self._world.guard:
+            self._world.begin(_MAKING)
+            request = self._world.attempt(check, _MAKING, alike=True)
+            self._path, self._buffer = request.path, request.buffer
+            self._step, self._group_file = f"writing {self._path}", f"{self._path}/{METADATA}"
+            self._store = Store.of_folder(self._path, self._path, self._world.limit_s)
+            self._release: Callable[[], None] = lambda: None
+            try:
+                self._open(request)
+            except BaseException:
+                self._release()
+                raise
+        self._pending: deque[_Record] = deque()
+        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # buffers by their bytes
+        self._timer: threading.Timer | None = None  # that will count records, on rank 0
+        self._lock = threading.Lock()  # of `records` and `_timer`
+        self._counted = self.records  # in the metadata
+        self._error: Exception | None = None  # of this rank
+        self._closed = ""
+        domain.outputs.append(self)
+        self._forgotten = weakref.finalize(
+            self, _forget, self._path, self._world.rank, self._release
+        )
+
+    def _open(self, request: _Request) -> None:
+        """Make or open the group on rank 0, and its arrays on all ranks."""
+
+        def begin() -> tuple[Any, list[float]]:
+            exists = os.path.lexists(self._path)
+            if request.mode == "w-" and exists:
+                raise CheckpointError(
+                    f'{self._path} exists; give mode="a" to continue it, or mode="w" to replace it'
+                )
+            if request.mode == "a" and exists:
+                return self._continue(request)
+            replacement = Replacement(
+                self._path, partial(may_replace, outputs=True), is_folder=True
+            )
+            self._release = replacement.discard
+            store = Store.of_folder(replacement.partial, self._path, self._world.limit_s)
+            made = make(store, request.metadata, request.coords)
+            replacement.commit()
+            return made, []
+
+        opened = self._world.from_first(checked(begin, self._step), _MAKING)
+        self._metadata, self._times = opened
+        self.records = len(self._times)
+
+        def arrays() -> dict[str, Any]:
+            if not self._path.is_dir():
+                raise CheckpointError(
+                    f"{self._path}: this rank does not see it, and rank 0 has made it; give a path on a file system "
+                    "that all nodes share"
+                )
+            return {
+                name: self._store.below(name).array(records.with_length(a, _ENDLESS), mode="write")
+                for name, a in arrays_of(self._metadata).items()
+                if records.every_of(a)
+            }
+
+        opened_arrays = self._world.attempt(checked(arrays, self._step), _MAKING)
+        self._axes = [
+            (opened_arrays[name], every)
+            for name, array in arrays_of(self._metadata).items()
+            if name not in request.fields and (every := records.every_of(array))
+        ]
+        self._variables = {}
+        for name, metadata, every in records.variables(self._metadata):
+            field, given = StoredField.read(name, metadata), request.fields[name]
+            region = request.regions[name]
+            shards = ShardGrid(given.layout, field.shard[1:], region)
+            self._variables[name] = _Variable(given, field, shards, every, opened_arrays[name])
+
+    def _continue(self, request: _Request) -> tuple[Any, list[float]]:
+        """Return the metadata and the times of an existing output, after removing later records; on rank 0."""
+        lock = Lock(self._path)
+        self._release = lock.release
+        metadata = self._store.read_json()
+        if not is_output(metadata):
+            raise CheckpointError(
+                f'{self._path} is not an output of halox.Output; give another path, or mode="w"'
+            )
+        records.check_alike(self._path, metadata, request.metadata)
+        arrays = arrays_of(metadata)
+        coords = {
+            name: (
+                request.coords[name],
+                self._store.wait(self._store.below(name).array(arrays[name], mode="read").read())
+                if name in arrays
+                else None,
+            )
+            for name in request.given
+        }
+        records.check_given(self._path, metadata, request.metadata, coords)
+        time = arrays[records.TIME]
+        count = time["shape"][0]
+        stored = self._store.below(records.TIME).array(time, mode="write")
+        times = self._store.wait(stored.read()).tolist() if count else []
+        if request.until is not None:
+            count = bisect_right(times, request.until)
+        metadata = records.sized(metadata, count)
+        self._store.write_json(metadata)
+        self._write_lengths(metadata)
+        for half_written in ("zarr.json", "*/zarr.json", "time*/c/*"):  # by a killed run
+            for file in self._path.glob(f"{half_written}_*.__lock"):
+                file.unlink()
+        for name, _, every in records.variables(metadata):
+            for record in (self._path / name / "c").glob("[0-9]*"):
+                if int(record.name) * every >= count:
+                    remove(record)
+        return metadata, times[:count]
+
+    def _write_lengths(self, metadata: Mapping[str, Any]) -> None:
+        """Write the metadata of each array alone, for programs that open single arrays."""
+        for name, array in arrays_of(metadata).items():
+            if records.every_of(array):
+                self._store.below(name).write_json(array)
+
+    # Records
+
+    @single_threaded
+    def append(
+        self, fields: Mapping[str, object] | None = None, /, *, time: float, **named: object
+    ) -> None:
+        """Append a record of all fields, except fields that ``every`` leaves out.
+
+        Parameters
+        ----------
+        fields : mapping of str to array, optional
+            Arrays in place of the ones given at the start, for this record; or by keyword, as in ``u=new``.
+        time : float
+            Time of the record; larger than the time of the last one.
+
+        Raises
+        ------
+        FieldError
+            If ``time`` is not a number that increases, or an array has another dtype or layout than the field.
+        CheckpointError
+            If an earlier record could not be written, on any rank. The output then accepts no further records; it has
+            all records that were complete.
+
+        Notes
+        -----
+        Collective. Returns when the cells have been copied, so that the fields may be changed. Waits only if more than
+        ``buffer`` records are not yet written.
+
+        Examples
+        --------
+        >>> import halox, tempfile
+        >>> with halox.Grid((8, 6), device="cpu") as grid, tempfile.TemporaryDirectory() as folder:
+        ...     u, new = grid.zeros(), grid.ones()
+        ...     out = halox.Output(grid, f"{folder}/run.zarr", u=u)
+        ...     out.append(time=0)
+        ...     out.append(time=1, u=new)
+        ...     out.close()
+        """
+        self._check_open()
+        self._world.begin(_APPENDING)
+        self._reap(self._buffer - 1)
+
+        def check() -> tuple[tuple[float, dict[str, CallerField]], dict[str, object]]:
+            value, given = arguments.time_of(time), self._given(fields, named)
+            if self._times and value <= self._times[-1]:
+                raise FieldError(
+                    f"time: {value:g} does not follow {self._times[-1]:g}, the time of the last record; after a "
+                    'restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
+                )
+            return (value, given), {"time": value, "fields": sorted(given)}
+
+        value, given = self._count(check, _APPENDING)
+        if self._world.rank == 0:
+            with self._lock:
+                self._start_timer()
+        number = len(self._times)
+        self._times.append(value)
+        record = _Record([], [])
+        for name, variable in self._variables.items():
+            if number % variable.every == 0:
+                self._start(variable, given.get(name, variable.given), number, record)
+        self._pending.append(record)
+
+    @single_threaded
+    def wait(self) -> None:
+        """Wait until all records are complete and on disk.
+
+        Raises
+        ------
+        CheckpointError
+            If a record could not be written, on any rank.
+
+        Notes
+        -----
+        Collective; blocks. Afterwards, programs that open a single array see all records, too.
+        """
+        self._check_open()
+        self._world.begin(_WAITING)
+        self._reap(0)
+        self._count(lambda: (None, {}), _WAITING)
+
+        def end() -> None:
+            if self._world.rank == 0:
+                self._end_timer()
+                if self._error is not None:
+                    raise self._error
+                self._write_count()
+                self._write_lengths(records.sized(self._metadata, self.records))
+
+        self._world.attempt(checked(end, self._step), _WAITING)
+
+    @single_threaded
+    def close(self) -> None:
+        """Wait for all records, and end the output; repeated calls have no effect.
+
+        Collective; raises the errors of `wait`, except for an error that a call has raised before.
+        """
+        if self._closed == "closed":
+            return
+        try:
+            if not self._closed and not self._world.failed:
+                self.wait()
+        finally:
+            self._end()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close the output; after an error, end it without other ranks, and keep the complete records."""
+        if kind is None:
+            self.close()
+        else:
+            self._end()
+
+    def __repr__(self) -> str:
+        """Return the path, the fields and the number of records."""
+        return f"<halox.Output {self._path}: {', '.join(self._variables)}; {self.records} records>"
+
+    def _end(self) -> None:
+        """Wait for this rank's writes, which would disturb a later run, and release the path; local."""
+        self._reap(0)
+        if self._world.rank == 0:
+            self._end_timer()
+            self._attempt(self._write_count)
+        for future in [future for record in self._pending for future in record.futures]:
+            with suppress(Exception):
+                self._store.wait(future)
+        self._closed = "closed"
+        self._forgotten.detach()
+        with suppress(ValueError):
+            self._domain.outputs.remove(self)
+        self._release()
+
+    def _check_open(self) -> None:
+        if self._closed == "closed":
+            raise ClosedError(
+                f'{self._path} is closed; make another halox.Output, with mode="a" to continue it'
+            )
+        if self._closed:
+            raise CheckpointError(
+                f'{self._closed}; close the output, and make another with mode="a" to continue after {self.records} '
+                "records"
+            )
+
+    def _given(self, fields: object, named: Mapping[str, object]) -> dict[str, CallerField]:
+        """Return the arrays of a record, which must be like the fields; raises `FieldError`."""
+        given = arguments.fields_of(self._layouts, fields, named, written=False)
+        for name, new in given.items():
+            if name not in self._variables:
+                raise FieldError(
+                    f"{name} is no field of this output; it has {', '.join(self._variables)}"
+                )
+            known = self._variables[name].given
+            for what, mine, other in (
+                ("dtype", known.described.dtype, new.described.dtype),
+                ("whole shape", known.layout.global_shape, new.layout.global_shape),
+                ("layout", spec_text(known.layout.spec), spec_text(new.layout.spec)),
+            ):
+                if mine != other:
+                    raise FieldError(
+                        f"{name}: the field has {what} {mine}, and this record {other}; give an array like the field, "
+                        "as grid.zeros_like makes it"
+                    )
+        return given
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """Call a function, unless this rank has an error; its error surfaces in the next call, on all ranks."""
+        if self._error is None:
+            try:
+                action()
+            except Exception as error:
+                self._error = error
+
+    def _check_exists(self) -> None:
+        """Raise `CheckpointError` if the group has been removed, since writes would make parts of it again."""
+        if not os.path.isfile(self._group_file):
+            raise CheckpointError(
+                f"{self._group_file} has been removed or renamed; make another halox.Output"
+            )
+
+    def _reap(self, most: int) -> None:
+        """Take finished records off the queue, and wait until at most ``most`` are left."""
+        if self._world.rank == 0:
+            self._attempt(self._check_exists)
+        while self._pending and self._error is None:
+            first = self._pending[0]
+            if len(self._pending) <= most and not all(future.done() for future in first.futures):
+                return
+            for future in first.futures:
+                self._attempt(partial(self._store.wait, future))
+            if self._error is None:
+                for memory in self._pending.popleft().memory:
+                    self._spare[memory.nbytes].append(memory)
+
+    def _count(
+        self, check: Callable[[], tuple[_Checked, Mapping[str, object]]], call: str
+    ) -> _Checked:
+        """Count the records that all ranks have written; return the first item of ``check()``, and compare the others.
+
+        Raises on all ranks if a write or ``check`` fails on any.
+        """
+
+        def counted() -> tuple[_Checked, tuple[Mapping[str, object], int]]:
+            if self._error is not None:
+                raise as_checkpoint_error(self._error, self._step)
+            mine, arguments = check()
+            return mine, (arguments, len(self._pending))
+
+        try:
+            mine, records = self._world.gather(counted, call)
+        except CheckpointError as error:
+            self._closed = str(error)
+            raise
+        self._world.check_alike([arguments for arguments, _ in records.distinct])
+        behind = max(pending for _, pending in records.distinct)
+        with self._lock:
+            self.records = len(self._times) - behind
+        return mine
+
+    def _start_timer(self) -> None:
+        if self._timer is None and self._counted < self.records and self._error is None:
+            self._timer = threading.Timer(COUNT_S, self._count_later)
+            self._timer.start()
+
+    def _count_later(self) -> None:
+        """Count the complete records, in a thread; it makes no MPI calls."""
+        self._attempt(self._write_count)
+        with self._lock:
+            self._timer = None
+            self._start_timer()  # for the records since
+
+    def _end_timer(self) -> None:
+        while self._timer is not None:
+            timer = self._timer
+            timer.cancel()
+            timer.join()
+            if self._timer is timer:  # cancelled in time
+                self._timer = None
+
+    def _write_count(self) -> None:
+        """Write the times of all complete records, and then their number."""
+        count = self.records
+        if count == self._counted:
+            return
+        for axis, every in self._axes:
+            times = self._times[:count:every]
+            first = self._counted // every // records.TIMES * records.TIMES
+            values = np.full(rounded_up(len(times), records.TIMES) - first, np.nan)
+            values[: len(times) - first] = times[first:]
+            self._store.wait(axis[first : first + len(values)].write(values))
+        self._store.write_json(records.sized(self._metadata, count))
+        self._counted = count
+
+    def _start(self, variable: _Variable, given: CallerField, number: int, record: _Record) -> None:
+        """Copy the cells of a field, exchange cells of shared shards, and start the writes of this rank."""
+        cells = owned_cells(given.array, given.layout)[variable.shards.own_cells]
+        place = number // variable.every
+
+        def write(cut: Cut, values: Array) -> None:
+            if isinstance(cells, np.ndarray) and np.may_share_memory(values, cells):
+                own = new(values.shape, values.dtype)
+                np.copyto(own, values)
+                values = own
+            record.futures.append(start_write(variable.array, (place, *cut), values))
+
+        def new(shape: tuple[int, ...], dtype: Any) -> Array:
+            """Allocate a buffer: memory of an earlier record, which the kernel need not fill with zeros again."""
+            nbytes = prod(shape) * np.dtype(dtype).itemsize
+            spare = self._spare[nbytes]
+            memory = spare.pop() if spare else np.empty(nbytes, np.uint8)
+            record.memory.append(memory)
+            buffer: Array = memory.view(dtype).reshape(shape)
+            return buffer
+
+        collect(
+            self._world,
+            variable.shards,
+            cells,
+            variable.field,
+            _APPENDING,
+            lambda cut, values: self._attempt(partial(write, cut, values)),
+            new=new,
+        )
+
+
+def _forget(path: Path, rank: int, release: Callable[[], None]) -> None:
+    """Tell the user of an output that was never closed, and release its path."""
+    if rank == 0:
+        print(
+            f"halox: {path} was not closed, so that its last records may be missing; call close(), or use a with "
+            "statement",
+            file=sys.stderr,
+        )
+        release()

@@ -1,0 +1,203 @@
+"""Description of an output in time: a Zarr group whose arrays have a time axis in front, in JSON.
+
+The length of the time axes is the number of complete records. Readers take it from the group's consolidated metadata,
+a single file, which is replaced atomically, after the times. Chunks of later records do not count until then::
+
+    run.zarr/zarr.json      the group, and the metadata of all its arrays
+    run.zarr/time/c/0       times, in chunks of many records
+    run.zarr/u/c/3/...      shards of the fourth record of u
+    run.zarr/u/zarr.json    the array alone; its length follows in `Output.wait`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from halox.errors import CheckpointError, FieldError
+from halox.io.checkpoint.fields import DTYPE, StoredField
+from halox.io.checkpoint.saving import Request
+from halox.io.checkpoint.store import GRID_SHAPE, OUTPUT, PREFIX, arrays_of, coordinate, group
+from halox.io.regions import Cut
+from halox.runtime.arrays import Array
+
+TIME = "time"
+TIMES = 1024
+"""Times in a chunk."""
+
+_VERSION = 1
+_REGION = f"{PREFIX}region"
+
+
+def describe(
+    request: Request, every: Mapping[str, int], regions: Mapping[str, Cut], *, is_common: bool
+) -> tuple[dict[str, Any], dict[str, Array], frozenset[str]]:
+    """Return the metadata of an output without records, its coordinates, and the names of the given coordinates.
+
+    ``regions`` has a slice per grid axis for each field, with all numbers given. ``is_common`` tells that all fields
+    have the same region, so that their dimensions need no names of their own. Raises `FieldError`.
+    """
+    arrays: dict[str, Any] = {}
+    coords: dict[str, Array] = {}
+    attrs: dict[str, dict[str, Any]] = {}
+    taken, given = {TIME}, set()
+    origins: dict[str, tuple[str, str]] = {}
+    for dim in request.dims:
+        if dim.startswith(TIME):
+            raise FieldError(f"dims: {dim} is the name of the axis of the records; give another")
+    for name, field in request.fields.items():
+        region, dtype = regions[name], field.described.dtype
+        stored = StoredField.of(name, field.layout, dtype, request.codecs, region)
+        dims, lengths = list(stored.dims(request.dims)), field.layout.global_shape
+        for axis, cut in enumerate(region, stored.before):
+            dim, is_cut = dims[axis], cut != slice(0, lengths[axis], 1)
+            origin = dim, (name if is_cut and not is_common else "")
+            dims[axis] = "_".join(filter(None, origin))
+            if origins.setdefault(dims[axis], origin) != origin:
+                raise FieldError(
+                    f"region: {dims[axis]} would be the name of two dimensions; rename a field, or give dims="
+                )
+            if is_cut or dim in request.coords:
+                coords[dims[axis]] = request.coords.get(dim, np.arange(lengths[axis]))[cut]
+                attrs[dims[axis]] = request.array_attrs.get(dim, {})
+                if dim in request.coords:
+                    given.add(dims[axis])
+        dims = [_time_of(every.get(name, 1)), *dims]
+        taken |= {*dims}
+        arrays[name] = {
+            **_in_time(stored.metadata),
+            "attributes": {**stored.attributes, _REGION: str(region)},
+            "dimension_names": dims,
+        }
+    if both := sorted(taken & {*arrays}):
+        raise FieldError(
+            f"{both[0]} is the name of a field and of a dimension; rename the field, or give dims="
+        )
+    arrays |= {dim: coordinate(dim, values, attrs) for dim, values in coords.items()}
+    for time in map(_time_of, {1, *every.values()}):
+        arrays[time] = coordinate(time, np.full(TIMES, np.nan), {})
+    own = {OUTPUT: _VERSION, GRID_SHAPE: list(request.grid_shape)}
+    return sized(group({**request.attrs, **own}, arrays), 0), coords, frozenset(given)
+
+
+def _time_of(every: int) -> str:
+    """Return the name of the time axis of the fields of every n-th record."""
+    return TIME if every == 1 else f"{TIME}_{every}"
+
+
+def every_of(array: Mapping[str, Any]) -> int | None:
+    """Return n for an array of every n-th record; None for an array without a time axis.
+
+    Examples
+    --------
+    >>> every_of({"dimension_names": ["time_4", "x"]}), every_of({"dimension_names": ["x"]})
+    (4, None)
+    """
+    name = array["dimension_names"][0]
+    if name == TIME:
+        return 1
+    return int(name[len(TIME) + 1 :]) if name.startswith(f"{TIME}_") else None
+
+
+def _in_time(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of an array with a time axis, of one record a shard."""
+    (sharding,) = metadata["codecs"]
+    inner = sharding["configuration"]
+    inner = {**inner, "chunk_shape": [1, *inner["chunk_shape"]]}
+    shard = [1, *metadata["chunk_grid"]["configuration"]["chunk_shape"]]
+    return {
+        **metadata,
+        "shape": [0, *metadata["shape"]],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard}},
+        "codecs": [{**sharding, "configuration": inner}],
+    }
+
+
+def sized(metadata: Mapping[str, Any], records: int) -> dict[str, Any]:
+    """Return the metadata of an output of so many records."""
+    arrays = {
+        name: with_length(array, -(-records // (every_of(array) or 1)))
+        for name, array in arrays_of(metadata).items()
+    }
+    return group(metadata["attributes"], arrays)
+
+
+def with_length(array: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return the metadata of an array with another length of its time axis, if it has one."""
+    first = array["shape"][0] if every_of(array) is None else length
+    return {**array, "shape": [first, *array["shape"][1:]]}
+
+
+def variables(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Yield the name, the metadata and the stride in time of each field of an output."""
+    for name, array in arrays_of(metadata).items():
+        every = every_of(array)
+        if every is not None and array["dimension_names"] != [name]:
+            yield name, array, every
+
+
+def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless an existing output has the fields of a new one."""
+    facts = [{name: _facts(a) for name, a, _ in variables(metadata)} for metadata in (stored, new)]
+    facts[0]["the grid"], facts[1]["the grid"] = (
+        m["attributes"][GRID_SHAPE] for m in (stored, new)
+    )
+    for name in sorted({*facts[0], *facts[1]}, key=lambda name: (name != "the grid", name)):
+        there, here = (of_one.get(name, "nothing") for of_one in facts)
+        if there != here:
+            raise CheckpointError(
+                f"{path}: {name} is {there} in the output, and {here} here; give the grid, fields, every= and region= "
+                'of the run that made it, or mode="w" to replace it'
+            )
+
+
+def check_given(
+    path: object,
+    stored: Mapping[str, Any],
+    new: Mapping[str, Any],
+    coords: Mapping[str, tuple[Array, Array | None]],
+) -> None:
+    """Raise `CheckpointError` if an output has other attributes, coordinates or compressors than the given ones.
+
+    ``coords`` has given coordinates, each with the stored ones.
+    """
+    there, here = arrays_of(stored), arrays_of(new)
+    differing = [
+        f"attrs: {name}"
+        for name, value in new["attributes"].items()
+        if not name.startswith(PREFIX) and repr(stored["attributes"].get(name)) != repr(value)
+    ]
+    for name, (mine, theirs) in coords.items():
+        attrs = here[name]["attributes"]
+        if (
+            theirs is None
+            or not np.array_equal(mine, theirs, equal_nan=True)
+            or attrs not in ({}, there[name]["attributes"])
+        ):
+            differing.append(f"coords: {name}")
+    for name, array, _ in variables(new):
+        given, known = _compressors(array), _compressors(there[name])
+        if given and (
+            len(given) != len(known)
+            or any(codec | mine != codec for codec, mine in zip(known, given, strict=True))
+        ):
+            differing.append(f"compressors: of {name}")
+    if differing:
+        raise CheckpointError(
+            f"{path}: differs from the output in {'; '.join(sorted(differing))}; leave it out, to go on as it is"
+        )
+
+
+def _compressors(array: Mapping[str, Any]) -> list[dict[str, Any]]:
+    (sharding,) = array["codecs"]
+    codecs: list[dict[str, Any]] = sharding["configuration"]["codecs"][1:-1]
+    return [{"name": codec["name"], **codec.get("configuration", {})} for codec in codecs]
+
+
+def _facts(array: Mapping[str, Any]) -> str:
+    time, *dims = array["dimension_names"]
+    lengths = [f"{dim} of {n}" for dim, n in zip(dims, array["shape"][1:], strict=True)]
+    attributes = array["attributes"]
+    return f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"

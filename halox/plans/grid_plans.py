@@ -1,0 +1,134 @@
+"""Plans of the exchanges of a grid's fields: for calls of `exchange` and `accumulate`, and for callers of `plan`.
+
+`halox.Grid` looks up the arrays of a call in ``cache`` itself, to save time, and calls `GridPlans.add` for new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from halox.domain import Domain
+from halox.errors import FieldError
+from halox.paths.base import Operation
+from halox.plans.cache import CachedPlan, PlanCache
+from halox.plans.draft import Draft
+from halox.plans.halo import halo_draft
+from halox.plans.making import make_domain_plan
+from halox.plans.plan import Plan
+from halox.plans.runner import Runner
+from halox.runtime.call_guard import single_threaded
+from halox.values import check_bool
+
+if TYPE_CHECKING:
+    from halox.paths.peer.stores import StoreChannel
+    from halox.plans.loops import Check
+
+
+class GridPlans:
+    """Plans of a domain; the methods that make plans are collective."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
+        self.cache = PlanCache(self._layouts.key)
+        self._layouts.register(self.cache.known)
+
+    def of_call(
+        self, fields: tuple[object, ...], corners: bool | None, key: Hashable, **options: Any
+    ) -> CachedPlan:
+        """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
+        known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
+        return known or self.add("copy", fields, corners, key, **options)
+
+    @single_threaded
+    def add(
+        self,
+        /,
+        operation: Operation,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        key: Hashable,
+        **options: Any,
+    ) -> CachedPlan:
+        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
+        self._world.begin("exchange" if operation == "copy" else "accumulate")
+        runner = self.make(operation, fields, corners, keep=False, **options)
+        return self.cache.add(key, fields, runner)
+
+    @single_threaded
+    def persistent(
+        self,
+        fields: tuple[Any, ...],
+        corners: bool | None,
+        path: str | None,
+        every: int,
+        overlap: Literal["auto"] | bool,
+    ) -> Plan:
+        """Make the plan of `halox.Grid.plan`."""
+        from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
+
+        domain = self._domain
+        self._world.begin("plan")
+        check: Check = partial(check_options, every, overlap)
+        runner = self.make("copy", fields, corners, keep=True, path=path, check=check)
+        read, key = [self._layouts.read(field) for field in fields], ("plan", domain.plans_made)
+        is_same: Check = partial(check_same_arrays, read)
+
+        def find(others: tuple[object, ...]) -> CachedPlan:
+            return self.of_call(others, corners, key, path=path, check=is_same)
+
+        if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
+            pairs = zip(fields, read, strict=True)
+            interiors = [field[layout.interior] for field, (_, layout) in pairs]
+            runner.begin_with(UnchangedCheck(interiors, domain.device_id))
+
+        def stores(*given: object) -> StoreChannel:
+            from halox.paths.peer.stores import make_stores
+
+            with_corners = domain.division.corners if corners is None else corners
+            return make_stores(domain.context, read, with_corners, *given)
+
+        return Plan(runner, Loops(read, every, overlap, domain.device_id, find), stores)
+
+    def make(
+        self,
+        operation: Operation,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        *,
+        keep: bool,
+        path: str | None = None,
+        check: Check = lambda *_: 1,
+    ) -> Runner:
+        """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
+
+        def draft() -> Draft:
+            with_corners = (
+                self._domain.division.corners
+                if corners is None
+                else check_bool("corners", corners, FieldError)
+            )
+            if not fields:
+                raise FieldError("no field given; pass one or more arrays of this grid")
+            read = [self._layouts.read(field) for field in fields]
+            every = check(read, with_corners)
+            draft = halo_draft(
+                fields,
+                read,
+                operation=operation,
+                corners=with_corners,
+                numbers=tuple([self._layouts.number(described) for described, _ in read]),
+                relocatable=not keep and not any(map(self._layouts.is_own, fields)),
+            )
+            if every == 1:
+                return draft
+            # The plan compares these texts between ranks.
+            return replace(draft, specs=tuple(f"{spec}, every={every}" for spec in draft.specs))
+
+        call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
+        self.cache.sweep()
+        runner = make_domain_plan(self._domain, draft, keep=keep, path=path, call=call)
+        self._domain.plans_made += 1
+        return runner

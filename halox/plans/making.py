@@ -1,0 +1,511 @@
+"""Collective plan construction: `make_plan` turns the ranks' drafts into plans, on all ranks or on no rank.
+
+The steps, each of which is collective:
+
+1. Every rank makes and checks its `Draft`, and the ranks compare digests of their `PlanRecord`. They gather the records
+   only if they differ.
+2. The two ends of every message swap their descriptions, compare signatures, and choose the same route.
+3. The ranks of each node make the shared memory that their routes need (`NodeLink`).
+4. The paths negotiate, and make their channels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from halox.domain import Domain
+from halox.errors import HaloxError, MismatchError, StateError
+from halox.paths import HOST_PATHS, PATHS, requested_path
+from halox.paths.base import (
+    Build,
+    ChannelMessages,
+    EndpointInfo,
+    Job,
+    Key,
+    Operation,
+    Path,
+    Protocol,
+    Route,
+    SelectionContext,
+)
+from halox.paths.messages import Message, check_match
+from halox.paths.node import NodeLink
+from halox.plans.draft import Borrowed, Draft, check_draft
+from halox.plans.report import Report, Row
+from halox.plans.runner import Runner
+from halox.plans.selection import choose_route, describe_end
+from halox.plans.walls import WallChannel
+from halox.runtime.communicator import digest
+from halox.runtime.context import Context
+from halox.runtime.status import MOST_NUMBERS
+from halox.runtime.world import World, raise_together
+
+_MAKING = "the making of a plan"
+_DIGESTS = 1 << 62
+NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
+
+Routes = dict[Key, tuple[Route, EndpointInfo]]
+"""For each message its route, and the description of its other end."""
+
+
+Named = tuple[str, str]
+"""Names of a path and of its protocol."""
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """The facts about a rank's draft that all ranks compare; `Draft` explains the fields without a comment.
+
+    Records may differ without an error, but only equal records cost the same on any number of ranks.
+    """
+
+    requested: str | None  # path
+    operation: Operation
+    numbers: tuple[int, ...]
+    specs: tuple[str, ...]
+    closed: tuple[int, ...]  # plans that this rank has closed, but other ranks perhaps have not
+    plans: int  # number of the last plan that this rank has made on these ranks
+
+    @cached_property
+    def digest(self) -> int:
+        """Digest of the record, the same on all ranks with equal records."""
+        return digest(repr(self).encode())
+
+
+class _Prepared(NamedTuple):
+    """What one rank makes alone."""
+
+    draft: Draft
+    arrays: Borrowed
+    record: PlanRecord
+
+    def numbers(self, rank: int) -> list[int]:
+        """Return numbers to sum over all ranks.
+
+        The first three sums are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo `_DIGESTS`) the
+        messages of two ranks do not match. The fourth number is the record's digest.
+        """
+        draft = self.draft
+        # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
+        unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in draft.sends)
+        unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in draft.receives)
+        is_on_gpu, is_fixed = draft.device is not None, not draft.relocatable
+        return [is_on_gpu, is_fixed, unmatched % _DIGESTS, self.record.digest]
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """The draft of a rank, and what all ranks have agreed on."""
+
+    draft: Draft
+    whole: Job  # all messages of this rank
+    records: Sequence[PlanRecord]  # of all ranks, or one if they are equal
+    number: int  # of the plan
+    paths: Mapping[str, Path]  # of which the ranks choose
+    relocatable: bool  # whether the plan must not depend on the addresses of these arrays
+
+
+class _Made(NamedTuple):
+    """The channels of this rank, and what holds for the channels of all ranks."""
+
+    channels: list[ChannelMessages]
+    need_host: bool
+    are_movable: bool
+
+
+def make_plan(
+    context: Context,
+    draft: Callable[[], Draft],
+    *,
+    keep: bool = True,
+    path: str | None = None,
+    leave_sms: bool = False,
+    call: str = "start of a plan",
+) -> Runner:
+    """Make a plan; collective. Waits until the GPU of the arrays is idle.
+
+    ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive;
+    otherwise the owner of the plan must drop the plan together with the arrays. ``path`` is the path of all messages to
+    other ranks, by default the value of HALOX_PATH, or else the fastest path. ``leave_sms``, the same on all ranks,
+    prefers paths that do not use a GPU's multiprocessors. ``call`` is the name under which the check of collective
+    calls counts runs of the plan.
+
+    Raises on all ranks a `PathError` if the requested path cannot be taken, and a `HaloxError` if any rank cannot make
+    its part or the two ends of a message do not match.
+    """
+    world = context.world
+    agreed = _agree(context, draft, path)
+    _reclaim(context, agreed)
+    routes, error = _choose_routes(context, agreed, leave_sms=leave_sms)
+    build = _build(context, agreed, routes, error)
+    made = _make_channels(build, agreed.draft)
+    runner = Runner(
+        world,
+        agreed.draft.device,
+        made.channels,
+        _report(world.rank, agreed.draft, build),
+        partial(context.leftovers.add, agreed.number),
+        # A run without host work is only a launch, and no rank counts it.
+        world.ticker(call, agreed.number) if made.need_host else None,
+        relocatable=agreed.relocatable and made.are_movable,
+    )
+    runner.hold(agreed.draft.arrays, alive=keep)
+    return runner
+
+
+def make_domain_plan(
+    domain: Domain,
+    draft: Callable[[], Draft],
+    *,
+    keep: bool,
+    path: str | None,
+    call: str,
+    partner: Domain | None = None,
+) -> Runner:
+    """Make a plan between fields of a domain, with the domain's options; see `make_plan`.
+
+    ``partner`` is a second domain on the same communicator if fields of both take part. The plan is closed with each
+    domain.
+    """
+    domain.world.check_open()
+    division = domain.division
+    path = division.path if path is None else path
+    leave_sms = division.leave_sms
+    runner = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
+    for owner in (domain, partner):
+        if owner is not None:
+            owner.dependents.add(runner)
+    return runner
+
+
+def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _Agreed:
+    """Make the ranks' drafts, and compare them; collective."""
+    world = context.world
+
+    def prepare() -> tuple[_Prepared, list[int]]:
+        prepared = _prepare(context, draft, path)
+        return prepared, prepared.numbers(world.rank)
+
+    (drafted, arrays, record), sums = world.total(prepare, _MAKING)
+    on_gpu, fixed, unmatched, digests = sums
+    # A sum of other digests, which are random, is wrong with a probability below 2**-40.
+    is_alike = (digests - world.size * record.digest) % 2**64 == 0
+    records: Sequence[PlanRecord] = [record]
+    if not is_alike:
+        records = world.gather(lambda: (None, record), _MAKING)[1]
+    # Above every rank's number: ranks whose calls differed may have begun different plans.
+    number = world.ranks.plans = 1 + max(record.plans for record in records)
+    _check_alike(records)
+    if unmatched % _DIGESTS:
+        _check_counts(world, drafted)
+    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
+    return _Agreed(drafted, whole, records, number, paths, relocatable=not fixed)
+
+
+def _prepare(context: Context, draft: Callable[[], Draft], path: str | None) -> _Prepared:
+    """Make and check this rank's draft. If its arrays are on a GPU, the GPU is then idle."""
+    requested = requested_path(path)
+    drafted = draft()
+    arrays = check_draft(drafted)
+    if drafted.device is not None:
+        from halox.runtime.gpu.cuda import cupy
+        from halox.runtime.gpu.streams import is_capturing
+
+        if is_capturing(None):
+            raise StateError(
+                "the current stream is being captured, and making a plan needs the host; make the plan before "
+                "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
+            )
+        context.use_device(drafted.device)
+        cupy().cuda.Device(drafted.device).synchronize()
+    record = PlanRecord(
+        requested,
+        drafted.operation,
+        drafted.numbers,
+        drafted.specs,
+        context.leftovers.closed_plans(),
+        context.world.ranks.plans,
+    )
+    return _Prepared(drafted, arrays, record)
+
+
+def _reclaim(context: Context, agreed: _Agreed) -> None:
+    """Free what closed plans have left behind, once no rank uses it."""
+    if context.device_arena is not None:
+        # The GPUs of all ranks were idle before the first rank returned from `_agree`.
+        context.device_arena.reclaim()
+    context.leftovers.reclaim([record.closed for record in agreed.records])
+
+
+def _report(rank: int, drafted: Draft, build: Build) -> Report:
+    rows = [Row.of(m, build.routes[m.key][0]) for m in build.whole.messages]
+    operation = "exchange" if drafted.operation == "copy" else "accumulation"
+    names = drafted.names or tuple(map(str, drafted.described))
+    notes = [note for walls in drafted.walls for note in walls.notes()]
+    return Report(rank, operation, names, tuple(rows), tuple(notes))
+
+
+def _check_alike(records: Sequence[PlanRecord]) -> None:
+    """Compare the inputs that concern no single message; raises the same error on all ranks."""
+    first = records[0]
+    for rank, record in enumerate(records):
+        if record.requested != first.requested:
+            raise MismatchError(
+                f"the ranks ask for different paths: rank 0 for {first.requested!r}, rank {rank} for "
+                f"{record.requested!r}; give path= and HALOX_PATH alike on all ranks"
+            )
+        if record.operation != first.operation:
+            raise MismatchError(
+                f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
+                f"{record.operation} them; make the same call on all ranks"
+            )
+        for place, (mine, other) in enumerate(zip(first.numbers, record.numbers, strict=False)):
+            if mine and other and mine != other:
+                raise MismatchError(
+                    f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
+                    f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
+                )
+        for place, (spec, theirs) in enumerate(zip(first.specs, record.specs, strict=False)):
+            if spec != theirs:
+                raise MismatchError(
+                    f"the ranks read argument {place} in different ways: rank 0 as {spec}, rank {rank} as {theirs}; "
+                    "give the same field on all ranks, and declare it alike"
+                )
+
+
+def _check_counts(world: World, drafted: Draft) -> None:
+    """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
+    counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
+    _, records = world.gather(lambda: (None, counts), _MAKING)
+    errors: list[tuple[int, type[HaloxError], str]] = []
+    for rank, (_, receives) in enumerate(records):
+        for peer, (sends, _) in enumerate(records):
+            if sends[rank] != receives[peer]:
+                text = (
+                    f"rank {peer} sends {sends[rank]} message(s) to rank {rank}, which receives "
+                    f"{receives[peer]} from it; every send needs a receive with the same tag"
+                )
+                errors.append((rank, MismatchError, text))
+                break
+    if errors:
+        raise_together(errors, len(records), None)
+
+
+def _choose_routes(
+    context: Context, agreed: _Agreed, *, leave_sms: bool
+) -> tuple[Routes, Exception | None]:
+    """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route; collective.
+
+    An error is returned, so that the ranks can agree on it: paths may be code of users.
+    """
+    world, whole = context.world, agreed.whole
+    requested = agreed.records[0].requested
+    topology, costs = None, None
+    if agreed.paths is PATHS:
+        from halox.plans.calibration import costs_of
+
+        topology, costs = context.find_gpus(), context.once(costs_of)
+    named = (requested or "").partition("/")[0]
+    surveys = {n: path.survey(context, is_named=n == named) for n, path in agreed.paths.items()}
+    selection = SelectionContext(whole.operation, topology, surveys, leave_sms)
+    both_ways = whole.both_ways
+    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
+    ends: dict[Key, EndpointInfo] = {}
+    failure: Exception | None = None
+    try:
+        ends = {
+            m.key: describe_end(
+                m,
+                agreed.draft.described,
+                context,
+                relocatable=agreed.relocatable,
+                is_one_way=m.peer not in both_ways,
+            )
+            for m in whole.messages
+        }
+    except Exception as error:
+        failure = error
+    for (direction, peer, tag), end in ends.items():
+        records[peer][direction, tag] = end
+    own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
+    theirs = own | world.swap(records, sorted(records), _MAKING)
+    routes: Routes = {}
+    if failure is not None:
+        return routes, failure
+    try:
+        for message in whole.messages:
+            if not theirs[message.peer]:
+                continue  # the peer has an error
+            mine = ends[message.key]
+            other = theirs[message.peer].get(message.opposite)
+            if other is None:
+                raise MismatchError(
+                    f"rank {world.rank} has a {message.direction} with rank {message.peer} under tag "
+                    f"{message.tag}, which that rank does not have; use the same tag on both ends"
+                )
+            sender, receiver = (mine, other) if message.direction == "send" else (other, mine)
+            if message.direction == "receive":
+                check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
+            route = choose_route(
+                sender,
+                receiver,
+                to_self=message.peer == world.rank,
+                selection=selection,
+                costs=costs,
+                requested=requested,
+            )
+            routes[message.key] = (route, other)
+    except Exception as error:
+        return routes, error
+    return routes, None
+
+
+def _build(context: Context, agreed: _Agreed, routes: Routes, error: Exception | None) -> Build:
+    """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
+
+    Raises on all ranks if any rank has an error.
+    """
+    whole, paths = agreed.whole, agreed.paths
+    mine = {(route.path, route.protocol) for route, _ in routes.values()}
+    possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
+    chosen = _of_any_rank(context.world, mine, possible, error)
+    by_path = _needing_links(whole, routes)
+    # Also paths that only other ranks link: making a link is collective over the node.
+    linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
+    routes, links = _link(context, whole, routes, {path: by_path.get(path, []) for path in linked})
+    device = agreed.draft.device
+    build = Build(context, agreed.number, whole, device, routes, chosen, links)
+    return replace(build, copies_path=_copies_path(build))
+
+
+def _of_any_rank(
+    world: World,
+    mine: Collection[Named],
+    possible: Sequence[Named],
+    error: Exception | None,
+) -> list[Named]:
+    """Return the possible protocols that any rank uses, or raise on all ranks if any has an error; collective."""
+    bits = world.size.bit_length()  # of a count of ranks
+    each, found = 62 // bits, list[Named]()
+
+    def counts_of(words: Sequence[Sequence[Named]]) -> tuple[None, list[int]]:
+        if error is not None:
+            raise error
+        return None, [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
+
+    for start in range(0, len(possible), MOST_NUMBERS * each):
+        words = [possible[at : at + each] for at in range(start, len(possible), each)]
+        words = words[:MOST_NUMBERS]
+        _, sums = world.total(partial(counts_of, words), _MAKING)
+        for word, total in zip(words, sums, strict=True):
+            found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
+    return found
+
+
+def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
+    """Return by path the messages with protocols that need the node's shared memory."""
+    messages: dict[str, list[Message]] = {}
+    for message in whole.messages:
+        route, _ = routes[message.key]
+        if _protocol(route.path, route.protocol).fallback:
+            messages.setdefault(route.path, []).append(message)
+    return messages
+
+
+def _protocol(path: str, name: str) -> Protocol:
+    protocol = PATHS[path].protocol(name)
+    assert protocol is not None
+    return protocol
+
+
+def _link(
+    context: Context, whole: Job, routes: Routes, by_path: dict[str, list[Message]]
+) -> tuple[Routes, dict[str, NodeLink]]:
+    """Make the shared blocks of paths for the messages that need them; collective over the ranks of the node.
+
+    Returns the links by path, and the routes: if the node has too little shared memory for a path, its ranks change the
+    path's messages to their fallback protocols.
+    """
+    routes, links = dict(routes), {}
+    for name, messages in by_path.items():
+        chosen = {m.key: routes[m.key][0] for m in messages}
+        protocols = {key: _protocol(route.path, route.protocol) for key, route in chosen.items()}
+        packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
+        peers = sorted({m.peer for m in messages})
+        link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
+        if link.failed:
+            for key, protocol in protocols.items():
+                path, _, fallback = str(protocol.fallback).partition("/")
+                routes[key] = Route(path, fallback, NODE_MEMORY_IS_FULL), routes[key][1]
+        elif messages:
+            links[name] = link
+        else:
+            link.close()  # only other ranks of the node need it
+    return routes, links
+
+
+def _copies_path(build: Build) -> str | None:
+    """Return the first path of the registry whose channel can carry this rank's messages to itself, too."""
+    copies = build.copies
+    if copies.messages:
+        for path in _paths_of(build):
+            if not path.to_self and path.carries_copies(build.job(path), copies):
+                return path.name
+    return None
+
+
+def _paths_of(build: Build) -> list[Path]:
+    """Return the paths of this rank's messages, in the order of the registry."""
+    mine = {route.path for route, _ in build.routes.values()}
+    return [PATHS[name] for name in PATHS if name in mine]
+
+
+def _make_channels(build: Build, drafted: Draft) -> _Made:
+    """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
+
+    The channel of walls is the last one to finish, or the first one to start. On a GPU it also copies this rank's
+    messages to itself, if there are no others.
+    """
+    anywhere = {path for path, _ in build.chosen}
+    agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
+
+    def make_all() -> tuple[list[ChannelMessages], Sequence[int]]:
+        paths, walls = _paths_of(build), None
+        if drafted.walls:
+            walls = WallChannel(
+                drafted.walls,
+                drafted.described,
+                build.whole.arrays,
+                drafted.operation,
+                build.world.guard,
+                is_alone=all(path.to_self for path in paths),
+            )
+            if walls.has_copies:
+                paths = []
+        carried = [
+            channel_messages
+            for path in paths
+            if build.job(path).messages
+            for channel_messages in path.channels(build, agreed.get(path.name))
+        ]
+        if drafted.poisons:
+            from halox.plans.poison import PoisonChannel
+
+            poison = PoisonChannel(build.whole, drafted.walls, drafted.described, drafted.device)
+            carried.insert(0, ChannelMessages("poison", poison, ()))
+        if walls is not None:
+            place = 0 if drafted.operation == "add" else len(carried)
+            messages = build.whole.messages if walls.has_copies else ()
+            carried.insert(place, ChannelMessages("walls", walls, messages))
+        channels = [each.channel for each in carried]
+        counts = sum(c.needs_host for c in channels), sum(not c.is_movable for c in channels)
+        return carried, counts
+
+    # Page-locking and compiling can fail on one rank alone.
+    channels, (needing_host, fixed) = build.world.total(make_all, _MAKING)
+    return _Made(channels, bool(needing_host), not fixed)

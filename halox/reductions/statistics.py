@@ -1,0 +1,169 @@
+"""Sums over some axes of a grid, deviations, positions of extremes, and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.decomposition.blocks import blocks
+from halox.domain import Domain
+from halox.errors import FieldError
+from halox.reductions.cells import cells_of
+from halox.reductions.host.cell_sums import merged
+from halox.reductions.operations import result_dtype
+from halox.runtime.arrays import Array
+from halox.runtime.gpu.devices import as_device_array, to_host
+from halox.values import as_entries, as_int, check_unmasked, shortened, shown
+
+_REDUCING = "a reduction"
+_Alike = dict[str, object]
+_BLOCK = 1 << 20  # cells that `numpy.histogram` copies at a time
+
+
+def sum_over(
+    domain: Domain, allreduce: Callable[..., Any], field: object, axis: object, out: object
+) -> Any:
+    """Return the sums over some grid axes, as `halox.Grid.sum` describes them; collective."""
+
+    def part(own: Any, layout: FieldLayout) -> tuple[Any, _Alike, None]:
+        if out is not None:
+            raise FieldError("out: sums over axes are new arrays; leave out one of out and axis")
+        axes = array_axes(layout, axis)
+        if layout.spec.parity is not None:
+            raise FieldError("axis: a field of one parity has no sums over axes; leave out axis")
+        sums = own.sum(axis=axes, dtype=result_dtype("sum", [own.dtype]))
+        kept, starts = [n for n in range(own.ndim) if n not in axes], _starts(layout)
+        whole = domain.xp.zeros([layout.global_shape[n] for n in kept], sums.dtype)
+        whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = sums
+        return whole, {"axis": axes}, None
+
+    whole, _ = _of_cells(domain, "sum over axes", field, part)
+    return allreduce(whole)[()]
+
+
+def array_axes(layout: FieldLayout, axis: object) -> tuple[int, ...]:
+    """Return the axes of a field's array that are the given grid axes, or all axes for None."""
+    if axis is None:
+        return tuple(range(len(layout.padded_shape)))
+    ndim, entries = layout.spec.ndim, [as_int(entry) for entry in as_entries(axis)]
+    axes = tuple(n % ndim for n in entries if n is not None and -ndim <= n < ndim)
+    if not axes or len(set(axes)) < len(entries):
+        raise FieldError(
+            f"axis: expected different grid axes, 0 to {ndim - 1}, got {shown(axis)}; component axes are always kept"
+        )
+    return tuple(len(layout.spec.components_before) + n for n in axes)
+
+
+def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> float:
+    """Return the standard deviation; ``moments`` is that of this rank's numbers. Blocks."""
+
+    def read(own: Any, _: FieldLayout) -> tuple[None, _Alike, list[tuple[float, ...]]]:
+        parts = [own.real, own.imag] if own.dtype.kind == "c" else [own]
+        return None, {}, [tuple(map(float, moments(part))) for part in parts]
+
+    _, of_ranks = _of_cells(domain, "std", field, read)
+    owned_of_ranks = domain.layouts.find(field).owned_of_ranks
+    counts = [prod(cut.stop - cut.start for cut in owned) for owned in owned_of_ranks]
+    return float(np.sqrt(sum(merged(counts, part)[2] for part in zip(*of_ranks, strict=True))))
+
+
+def extreme(
+    domain: Domain, place: Callable[[str, Any], tuple[int, Any]], name: str, field: object
+) -> tuple[int, ...]:
+    """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks.
+
+    ``place`` finds it among this rank's cells.
+    """
+
+    def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
+        number, value = place(name, own)
+        index = np.unravel_index(number, own.shape)
+        position = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
+        return None, {}, (position, value)
+
+    _, of_ranks = _of_cells(domain, name, field, find)
+    of_ranks.sort(key=lambda found: found[0])
+    best = int(getattr(np, name)([value for _, value in of_ranks]))
+    index: tuple[int, ...] = of_ranks[best][0]
+    return index
+
+
+def histogram(
+    domain: Domain, ends: Callable[[Any], tuple[Any, Any]], field: object, bins: Any, limits: Any
+) -> tuple[Array, Array]:
+    """Return counts and edges, as `halox.Grid.histogram` describes them; blocks.
+
+    ``ends`` finds the smallest and the largest of this rank's cells.
+    """
+
+    def edges_of(values: Array) -> Array:
+        try:
+            return np.asarray(np.histogram_bin_edges(values, bins, limits))
+        except Exception as error:  # NumPy raises several types
+            given = f"bins={shown(bins)}, range={shown(limits)}"
+            raise FieldError(
+                f"bins, range: {given}: {shortened(str(error))}; give rising edges, or a number and finite ends"
+            ) from None
+
+    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, Any]:
+        if isinstance(bins, str):
+            raise FieldError(f"bins: expected a number or edges, got {bins!r}")
+        check_unmasked(bins, "bins")
+        check_unmasked(limits, "range")
+        edges_of(np.zeros(1, own.dtype))
+        alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
+        # Given edges or ends do not depend on the cells.
+        is_found = limits is None and np.ndim(bins) == 0
+        return own, alike, ends(own) if is_found else np.zeros(2, own.dtype)
+
+    def count() -> Array:
+        if len(edges) < 2:
+            return np.zeros(0, np.intp)
+        if domain.device_id is not None:
+            return to_host(domain.xp.histogram(own, domain.xp.asarray(edges))[0])
+        ends = (edges[0], edges[-1]) if limits is None else limits
+        parts = [np.histogram(own[at], bins, ends)[0] for at in blocks(own.shape, _BLOCK)]
+        return np.asarray(np.sum(parts, axis=0))
+
+    own, of_ranks = _of_cells(domain, "histogram", field, read)
+    edges = edges_of(np.array(of_ranks, own.dtype).reshape(-1))
+    _, counts = domain.world.gather(lambda: (None, count()), _REDUCING)
+    return np.asarray(np.sum([*counts], axis=0)), edges
+
+
+def _starts(layout: FieldLayout) -> list[int]:
+    """Return the index of a rank's first cell in the whole field."""
+    before, after = layout.spec.components_before, layout.spec.components_after
+    return [0] * len(before) + [cut.start for cut in layout.owned] + [0] * len(after)
+
+
+def _of_cells(
+    domain: Domain,
+    name: str,
+    field: object,
+    read: Callable[[Any, FieldLayout], tuple[Any, _Alike, Any]],
+) -> tuple[Any, list[Any]]:
+    """Return the first result of ``read(cells, layout)`` of this rank, and the third results of all ranks.
+
+    Collective: raises the error of one rank on all ranks, and `MismatchError` if the fields of the ranks, or the
+    arguments by name in the second results, differ. They are compared as text, since NaN differs from itself.
+    """
+
+    def build() -> tuple[Any, tuple[dict[str, str], Any]]:
+        (cells,) = cells_of(name, (field,), domain.layouts.find)
+        result_dtype(name, [cells.dtype])
+        view = cells.view()
+        own = view if domain.device_id is None else as_device_array(view)
+        mine, alike, sent = read(own, cells.layout)
+        texts = {name: str(value) for name, value in alike.items()}
+        return mine, ({"the field reduced": f"{cells.dtype}, {cells.layout.spec}"} | texts, sent)
+
+    with domain.world.guard:
+        domain.world.begin(name)
+        mine, records = domain.world.gather(build, _REDUCING)
+        domain.world.check_alike([fields for fields, _ in records.distinct])
+    return mine, [sent for _, sent in records]

@@ -1,0 +1,197 @@
+"""Regions of overlapped exchanges and deep halos, against counts of cells and distances on whole grids."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_halo
+from halox.decomposition.field_regions import exchange_regions
+from halox.errors import FieldError
+from halox.plans.loops import Loops
+from halox.plans.regions import (
+    Cells,
+    check_every,
+    deep_regions,
+    extra_work,
+    overlap_regions,
+    owned_cells,
+)
+from halox.runtime.arrays import describe
+from tests.oracle import Case
+from tests.strategies import cells, checkerboards, folds
+from tests.support import trials
+from tests.unit.plans.by_regions import layouts
+
+
+def laid_out(
+    shape: tuple[int, ...], procs: tuple[int, ...], periodic: bool | list[bool], **options: Any
+) -> list[FieldLayout]:
+    """Return the layout of a field on each rank."""
+    size = int(np.prod(procs))
+    halo = normalise_halo(options.pop("halo", 1), len(shape))
+    domain = decompose(shape, size, periodic=periodic, proc_shape=procs)
+    return [FieldLayout(domain, rank, FieldSpec(halo, **options)) for rank in range(size)]
+
+
+def counts(layout: FieldLayout, regions: tuple[Cells, ...]) -> np.ndarray:
+    """Count how often each element of a rank's array is in a region."""
+    found = np.zeros(layout.padded_shape, int)
+    for region in regions:
+        found[region] += 1
+    return found
+
+
+def near_filled(layout: FieldLayout, width: int) -> np.ndarray:
+    """Mark the elements whose stencil of a width reads halo that the exchange fills, cell by cell."""
+    marked = np.zeros(layout.padded_shape, bool)
+    for region in exchange_regions(layout):
+        if region.recv is not None:
+            marked[region.recv.slices] = True
+    before, ndim = len(layout.spec.components_before), layout.spec.ndim
+    for axis in range(ndim):
+        is_pair = layout.spec.parity is not None and axis == ndim - 1
+        along = marked.swapaxes(0, before + axis)
+        reached = along.copy()
+        for by in range(1, (width + 1) // 2 + 1 if is_pair else width + 1):
+            reached[:-by] |= along[by:]
+            reached[by:] |= along[:-by]
+        marked = reached.swapaxes(0, before + axis)
+    return marked
+
+
+def any_field(ranks: int) -> st.SearchStrategy[Case]:
+    return st.one_of(cells(ranks, ["f8"]), checkerboards(ranks, ["f8"]), folds(ranks, ["f8"]))
+
+
+@settings(max_examples=trials(400), print_blob=True)
+@given(st.integers(1, 6).flatmap(any_field), st.sampled_from([None, 0, 1, 2, 3]))
+def test_random_fields(case: Case, width: int | None) -> None:
+    """Each owned cell is in one region; all cells that read no halo of the exchange are computed during it."""
+    f = case.fields[0]
+    for layout in layouts(case, f):
+        early, late = overlap_regions(layout, width)
+        inside = np.zeros(layout.padded_shape, bool)
+        inside[layout.interior] = True
+        assert (counts(layout, early + late) == inside).all()
+        assert all(min(region.shape) > 0 for region in early + late)
+        assert len(early + late) <= 1 + 2 * len(case.shape)  # the interior, and a rim of each side
+        if width is None:
+            continue
+        free = inside & ~near_filled(layout, width)
+        event("with an interior" if early else "without")
+        assert (counts(layout, early) <= free).all()
+        if not case.connect and f.parity is None:  # lines of folds and pairs of cells are whole
+            assert (counts(layout, early) == free).all() or not early
+            assert early or not free.any()
+
+
+def test_widths_count_from_sides_that_receive() -> None:
+    (alone,) = laid_out((6, 6), (1, 1), False)
+    assert len(overlap_regions(alone, 1)[0]) == 1
+    assert not overlap_regions(alone, 1)[1]
+    first, middle, _ = laid_out((9, 6), (3, 1), False)
+    assert [len(part) for part in overlap_regions(first, 1)] == [1, 1]
+    assert [len(part) for part in overlap_regions(middle, 1)] == [1, 2]
+
+
+def test_a_block_without_an_interior_has_one_region_after_the_exchange() -> None:
+    for layout in laid_out((9, 6), (3, 1), True):
+        assert overlap_regions(layout, 2) == ((), (layout.interior,))
+    for layout in laid_out((9, 6), (3, 1), False, components_after=(2,)):
+        early, late = overlap_regions(layout, 5)
+        assert not early and late == (layout.interior,)
+
+
+def test_the_width_of_a_stencil_with_offsets() -> None:
+    (layout,) = laid_out((12, 12), (1, 1), True, halo=3, offsets=(1,))
+    interior = overlap_regions(layout, None)[0][0]
+    assert interior == (slice(4, 14), slice(4, 14))
+
+
+@pytest.mark.parametrize(
+    "components", [{}, {"components_before": (3,)}, {"components_after": (2, 2)}]
+)
+def test_start_and_shape_are_of_the_grid_axes(components: dict[str, tuple[int, ...]]) -> None:
+    (layout,) = laid_out((6, 8), (1, 1), True, **components)
+    interior = overlap_regions(layout, 1)[0][0]
+    assert interior.start == (2, 2)
+    assert interior.shape == (4, 6)
+    assert all(type(n) is np.int32 for n in interior.start + interior.shape)
+    array = np.zeros(layout.padded_shape)
+    grid_axes = slice(len(layout.spec.components_before), len(layout.spec.components_before) + 2)
+    assert array[interior].shape[grid_axes] == interior.shape
+    assert array[interior].size == 24 * (array.size // (8 * 10))
+    moved = interior.shifted(-1, 2)
+    assert moved.start == (1, 4)
+    assert moved.shape == interior.shape
+    assert array[moved].shape == array[interior].shape
+
+
+def test_shifts_out_of_the_array_are_refused() -> None:
+    (layout,) = laid_out((6, 8), (1, 1), True)
+    rim = overlap_regions(layout, 1)[1][0]
+    rim.shifted(-1, 0)
+    high = overlap_regions(layout, 1)[1][1]
+    high.shifted(1, 0).shifted(-1, 0)
+    for region, by in ((rim, -2), (high, 2), (high.shifted(1, 0), 1)):
+        with pytest.raises(FieldError):
+            region.shifted(by, 0)
+    for wrong in ((1,), (1, 0, 0), (0.5, 0), ("a", 1)):
+        with pytest.raises(FieldError):
+            rim.shifted(*wrong)  # type: ignore[arg-type]
+
+
+def test_steps_that_halos_allow() -> None:
+    plain = laid_out((12, 12), (1, 1), True, halo=4)
+    assert check_every(np.int64(2), plain, True) == 2
+    assert check_every(1, laid_out((8, 8), (1, 1), True, halo=3, offsets=(1,)), False) == 1
+    for wrong in (0, -1, 1.5, True, None, "2"):
+        with pytest.raises(FieldError):
+            check_every(wrong, plain, True)
+    with pytest.raises(FieldError):
+        check_every(3, plain, True)
+    with pytest.raises(FieldError, match="corners=False"):
+        check_every(2, plain, False)
+    assert check_every(2, laid_out((12,), (1,), True, halo=4), False) == 2
+    with pytest.raises(FieldError, match=r"offsets=\(1,\)"):
+        check_every(2, laid_out((8, 8), (1, 1), True, halo=2, offsets=(1,)), True)
+    with pytest.raises(FieldError, match="parity='odd'"):
+        check_every(2, laid_out((8, 8), (1, 1), True, halo=2, parity="odd"), True)
+
+
+def test_steps_for_which_deep_halos_pay() -> None:
+    """An exchange of 100 us; blocks of 6 x 8 cells with neighbours along both axes, and with walls on one side."""
+    domain = decompose((12, 8), 2, halo=1, periodic=(False, True), proc_shape=(2, 1))
+    layout = FieldLayout(domain, 0, FieldSpec(((1, 1),) * 2))
+    limits = []
+    for every in (2, 3, 4):
+        computed = sum((6 + step) * (8 + 2 * step) for step in range(every))
+        saved, more = 100 * (every - 1), Fraction(computed, 6 * 8) - every
+        limits.append(f"{float(saved / more):,.1f} us (every={every})")
+        assert extra_work(layout, every) == pytest.approx(float(more))
+    read = [(describe(np.zeros(layout.padded_shape)), layout)]
+
+    def find(_: tuple[object, ...]) -> Any:
+        raise AssertionError
+
+    loops = Loops(read, 1, "auto", None, find)
+    (note,) = loops.notes(100.0)
+    assert note.endswith("they pay for steps of less than " + ", ".join(limits))
+    assert loops.notes(0.0) == ()
+
+
+def test_work_in_deep_halos() -> None:
+    """The regions of steps on halos twice and three times as wide have the cells of this formula."""
+    for every in (2, 3):
+        for layout in laid_out((18, 19), (3, 1), True, halo=every * 2):
+            computed = sum(
+                np.prod(list(map(int, region.shape))) for region in deep_regions(layout, every)
+            )
+            owned = np.prod(list(map(int, owned_cells(layout).shape)))
+            assert extra_work(layout, every, every) == pytest.approx(computed / owned - every)
