@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.runtime.gpu import cufft
+from halox.fft import cufft
 from tests.fakes import fake_cufft
 from tests.fakes.fake_cufft import PlanNd, fake
 from tests.support import trials
