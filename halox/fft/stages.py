@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import chain, combinations, product
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -128,12 +129,7 @@ def find_stages(
     >>> [stage.axes for stage in find_stages((8, 8), (8, 5), (1, 4), (0, 1), first=1)]
     [(), (1,), (0,)]
     """
-    search = _Search(tuple(cells), tuple(modes), frozenset(axes), first)
-    stages = search.run(tuple(parts), bounded=True)
-    if stages is not None:
-        return stages
-    unbounded = search.run(tuple(parts), bounded=False) or []
-    raise DecompositionError(_why_impossible(search, tuple(parts), unbounded))
+    return _Search(tuple(cells), tuple(modes), frozenset(axes), first).run(tuple(parts))
 
 
 def divide_stages(
@@ -235,14 +231,15 @@ class _Search:
     axes: frozenset[int]
     first: int | None
 
-    def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
-        """Return the best sequence, None if there is none; ``bounded`` excludes axes with more ranks than cells."""
+    def run(self, parts: tuple[int, ...]) -> list[Stage]:
+        """Return the best sequence in which no axis has more ranks than cells."""
         ready = self.ready(parts, frozenset())
         # A cost is the numbers of merges and of transposes, then the preference of each transpose. No two sequences
         # have the same cost.
         cost: tuple[int, int, tuple[Preference, ...]] = (0, 0, ())
         queue = [(cost, [Stage(parts, (), tuple(sorted(ready)))], ready)]
         visited = set()
+        refused = []
         while queue:
             (merges, transposes, order), stages, done = heappop(queue)
             here = stages[-1].parts
@@ -253,13 +250,31 @@ class _Search:
             visited.add((here, done))
             for moves in self.candidates(here, done):
                 there = moved_parts(here, moves)
-                if bounded and any(p > n for p, n in zip(there, self.extents(done), strict=True)):
-                    continue
                 ready = self.ready(there, done)
                 stage = Stage(there, moves, tuple(sorted(ready)))
                 cost = merges + _merges(here, moves), transposes + 1, (*order, _preference(moves))
-                heappush(queue, (cost, [*stages, stage], done | ready))
-        return None
+                if all(p <= n for p, n in zip(there, self.extents(done), strict=True)):
+                    heappush(queue, (cost, [*stages, stage], done | ready))
+                else:
+                    refused.append((cost, stage, done))
+        if not refused:
+            raise DecompositionError(
+                f"proc_shape={parts} of grid_shape={self.cells}: the transform needs the whole axis on one rank, and "
+                "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
+            )
+        _, stage, done = min(refused, key=itemgetter(0))
+        raise DecompositionError(self.why_refused(parts, stage, done))
+
+    def why_refused(self, parts: tuple[int, ...], stage: Stage, done: frozenset[int]) -> str:
+        """Return the error of a stage that has too many ranks, when the axes ``done`` have been transformed."""
+        extents = self.extents(done)
+        axis = next(axis for axis, n in enumerate(extents) if stage.parts[axis] > n)
+        return (
+            f"proc_shape={parts} of grid_shape={self.cells}: the transform along axes {tuple(sorted(self.axes))} needs "
+            f"a division {stage.parts}, in which {stage.parts[axis]} ranks share the {extents[axis]} "
+            f"{'coefficients' if axis in done else 'cells'} of axis {axis}, so that some have none; give the grid "
+            "another proc_shape, fewer ranks or more cells"
+        )
 
     def ready(self, parts: tuple[int, ...], done: frozenset[int]) -> frozenset[int]:
         """Return the axes that can be transformed in a division."""
@@ -296,30 +311,3 @@ def _preference(moves: AxisMoves) -> Preference:
     moves to the first axes, to keep lines along the last axis long.
     """
     return tuple(-source for source, _ in reversed(moves)), tuple(target for _, target in moves)
-
-
-def _why_impossible(search: _Search, parts: tuple[int, ...], stages: list[Stage]) -> str:
-    if not stages:
-        return (
-            f"proc_shape={parts} of grid_shape={search.cells}: the transform needs the whole axis on one rank, and "
-            "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
-        )
-    done = frozenset(stages[0].axes)
-    for stage in stages[1:]:
-        extents = search.extents(done)
-        for axis, (ranks, lines) in enumerate(zip(stage.parts, extents, strict=True)):
-            if ranks > lines:
-                what = "coefficients" if axis in done else "cells"
-                return (
-                    f"proc_shape={parts} of grid_shape={search.cells}: the transform along axes "
-                    f"{tuple(sorted(search.axes))} needs a division {stage.parts}, in which {ranks} ranks share the "
-                    f"{lines} {what} of axis {axis}, so that some have none; give the grid a proc_shape with at most "
-                    f"{lines} ranks along axis {_source_axis(stage, axis)}, or more cells"
-                )
-        done |= frozenset(stage.axes)
-    raise AssertionError("a sequence of divisions was impossible, and fits")
-
-
-def _source_axis(stage: Stage, axis: int) -> int:
-    """Return the axis whose division moved to an axis in a stage, else the axis itself."""
-    return next((source for source, target in stage.moves if target == axis), axis)
