@@ -77,7 +77,7 @@ MADE_BY_HALOX = {
 """Classes that users do not construct: the pages omit the arguments of their constructors."""
 
 
-INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"} | {
+INTERNAL = {"Report.measured", "Row.of"} | {
     f"FieldLayout.{name}"
     for name in ("cells", "indices", "is_flat_somewhere", "is_wide", "wall", "within_grid")
 }

@@ -61,7 +61,7 @@ class FakeNccl:
             "runtime.gpu.pools.SIDE_STREAMS": Pool(lambda device: side),
             "runtime.nccl_ranks.load_nccl": self._load,
             "paths.nccl.channel.MarkLaunch": self._mark_launch,
-            "collectives.device.nccl_reduction.MarkLaunch": self._mark_launch,
+            "reductions.device.nccl_reduction.MarkLaunch": self._mark_launch,
         }.items():
             monkeypatch.setattr(f"halox.{name}", fake)
         import cupy
