@@ -71,8 +71,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     "halox/xarray.py": [(2, "xarray labels")],
     "halox/fft/transpose.py": [(3, "transpose")],
     "halox/grid": [(3, "grid statistics boundaries")],
-    "halox/solvers/coarsening.py": [(3, "solvers")],
-    "halox/solvers/linear_operators.py": [(3, "solvers")],
+    "halox/solvers": [(3, "solvers")],
     "halox/cubed_sphere.py": [(3, "cubed_sphere")],
     "halox/plans/prediction.py": [(3, "prediction")],
 }
