@@ -357,10 +357,6 @@ class Path(ABC):
         Local: both ends call this with the same argument, and must get the same answer.
         """
 
-    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why one protocol cannot carry a message, if others of the path can; None for no specific reason."""
-        return None
-
     def carries_copies(self, job: Job, copies: Job) -> bool:
         """Whether the channel for ``job`` can also carry ``copies``, the rank's messages to itself; local.
 

@@ -210,23 +210,6 @@ class ScatterGatherPath(Path):
             )
         return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
-    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why a protocol cannot work between two ranks."""
-        a, b = ends.sender, ends.receiver
-        if protocol == MLX5_UMR and ends.are_near:
-            return (
-                f"mlx5_umr is for different nodes, and ranks {a.rank} and {b.rank} are on the same"
-            )
-        if protocol != MLX5_UMR and not ends.are_near:
-            return (
-                f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
-            )
-        if protocol == COPY_ENGINE:
-            return ends.host_reason
-        if protocol == PROCESS_VM and "gpu" in (a.memory, b.memory):
-            return "process_vm copies NumPy arrays, and one end's is on a GPU"
-        return None
-
     def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the copy engine if the arrays of either end can be mapped."""
         why = ends.why_not_gpus(lambda topology, a, b: topology.why_no_events(a, b))
