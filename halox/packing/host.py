@@ -16,11 +16,8 @@ from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
 from halox.packing.host_copiers import Bytes, Call, Index
 from halox.packing.host_layout import host_layout
-from halox.packing.host_views import View, block_view, common_views, element_view
+from halox.packing.host_views import element_view
 from halox.runtime.arrays import Array, HostArray, HostBytes, as_ndarray, borrow
-
-__all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
-
 
 _BYTE = np.dtype(np.uint8)
 
@@ -188,7 +185,7 @@ class _Adder:
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     """Return bytes ``first`` to ``stop`` of an array's memory, relative to its first element, after a check."""
     if isinstance(array, HostArray):
-        check_inside(array.reach, first, stop)
+        array.check_inside(first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
     if (
         type(array) is np.ndarray
@@ -202,20 +199,11 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
         except (TypeError, ValueError):  # a dtype without buffer support
             pass
     borrowed, root = borrow(array), as_ndarray(array)
-    check_inside(borrowed.reach, first, stop)
+    borrowed.check_inside(first, stop)
     memory = HostBytes(
         borrowed.pointer + first, (stop - first,), writable=root.flags.writeable, owner=root
     )
     return np.asarray(memory)
-
-
-def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
-    """Raise `FieldError` if bytes, relative to an array's first element, are outside its memory."""
-    if first < reach[0] or stop > reach[1]:
-        raise FieldError(
-            f"the datatype touches bytes {first} to {stop} from the array's first element, but "
-            f"its memory holds bytes {reach[0]} to {reach[1]}"
-        )
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:

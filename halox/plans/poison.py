@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from halox.decomposition import WallFill
-from halox.packing.host import element_view
-from halox.packing.host_views import View
+from halox.packing.host_views import View, element_view
 from halox.paths.base import Channel, Job
 from halox.plans.wall_operations import FieldWalls, box_view, view_in
 from halox.runtime.arrays import Described, DType

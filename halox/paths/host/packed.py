@@ -11,7 +11,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
-from halox.packing.host import HostPacker, View, block_view, common_views, element_view
+from halox.packing.host import HostPacker
+from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.paths.base import Build, Channel, ChannelMessages, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
