@@ -64,7 +64,6 @@ class PoisonChannel(Channel):
         self.bind(self.views([a.memory if is_on_host else a.pointer for a in job.arrays]))
 
     def views(self, memories: Sequence[Any]) -> list[Any]:
-        """View the cells in the memory of some arrays."""
         return [
             view_in(memories[number], self._origins[number], view, self._device)
             for number, view in self._places

@@ -126,7 +126,6 @@ class WallOperations:
         self._xp: ModuleType = np if self._is_host else cupy()
 
     def all(self) -> list[ArrayOperation]:
-        """Return all operations, in their order."""
         signs, operations = list[ArrayOperation](), list[ArrayOperation]()
         for box in self._walls.walls.negated:
             view = self._cells(box)

@@ -166,7 +166,6 @@ class ScatterGatherPath(Path):
         return True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the protocols that can access both ends."""
         if ends.selection.operation == "add":
             return "accumulate needs a copy"
         if not ends.are_near:
@@ -274,7 +273,6 @@ class ScatterGatherPath(Path):
         return make_channel(build.world, job, keys, context.device_arena)
 
     def channels(self, build: Build, agreed: dict[str, Any]) -> Sequence[ChannelMessages]:
-        """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)
             for name, channel in agreed.items()
