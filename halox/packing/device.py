@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from halox.errors import DatatypeError
 from halox.packing.device_arrays import device_array
 from halox.packing.device_packer import Base, Launchable, Launches, StreamLike
-from halox.packing.refine import Copy, Side, cut_parts, paired
+from halox.packing.refine import Copy, Side, contiguous_side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
@@ -46,9 +45,8 @@ FragmentedMove = tuple[Endpoint, int, Sequence[int]]
 """An endpoint, the address of its packed bytes, and for each fragment the end of the endpoint's share of it, as an
 offset from this address."""
 
-_Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
-"""Copies that add, and the dtype of their elements."""
-_MOST_ADDED_PARTS = 1 << 20
+_Addition = tuple[Copy, Endpoint]
+"""A copy that adds, and its target."""
 
 
 class _Irregular:
@@ -126,8 +124,15 @@ def fragment_launches(
 def launch_add(
     moves: Sequence[Move], device: int, word: int = 16, mark: Mark | None = None
 ) -> Launches:
-    """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes."""
-    parts = [(_additions(*move), element_type(move[0])) for move in moves]
+    """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes.
+
+    The endpoints are strided, as in all accumulations.
+    """
+    parts = []
+    for end, packed in moves:
+        target, nbytes = _whole(end), end.datatype.size * end.items
+        assert target is not None
+        parts.append((Copy(contiguous_side(packed, nbytes), target), end))
     additions = _adding(parts, device, word)
     return additions if mark is None else Launches([MarkLaunch(mark, device), additions])
 
@@ -137,7 +142,8 @@ def launch_between(
 ) -> Launches:
     """Return launches that copy or add the first endpoint of each pair to the second endpoint.
 
-    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it.
+    One launch copies all pairs of strided datatypes; only these are added. Other pairs are packed into a buffer and
+    unpacked from it.
     """
     copies: list[Copy] = []
     additions: list[_Addition] = []
@@ -148,18 +154,16 @@ def launch_between(
         a, b = _whole(source), _whole(target)
         if a is not None and b is not None:
             if operation == "add":
-                additions.append(([Copy(a, b)], element_type(target)))
+                additions.append((Copy(a, b), target))
             else:
                 copies.append(Copy(a, b))
             continue
+        assert operation == "copy", "additions are of strided parts"
         with cupy().cuda.Device(device):
             buffers.append(cupy().cuda.Memory(max(1, source.datatype.size * source.items)))
         packed = int(buffers[-1].ptr)
         packing.append((source, packed))
-        if operation == "add":
-            additions.append((_additions(target, packed), element_type(target)))
-        else:
-            unpacking.append((target, packed))
+        unpacking.append((target, packed))
     parts: list[Launchable] = []
     if packing:
         parts.append(launch_pack(packing, device, word))
@@ -182,15 +186,6 @@ def launch_zeros(endpoints: Sequence[Endpoint], device: int, word: int = 16) -> 
     moves = [(endpoint, source) for endpoint in endpoints]
     unpacking = launch_unpack(moves, device, word)
     return Launches([unpacking], keep=[zeros])
-
-
-def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:
-    """Return the dtype of an endpoint's elements, for additions; `DatatypeError` if they have several dtypes."""
-    if endpoint.datatype.uniform is None:
-        raise DatatypeError(
-            "accumulate needs elements of one numeric dtype; exchange the fields of a structure apart"
-        )
-    return endpoint.datatype.uniform
 
 
 def check_bounds(array: object, datatype: Datatype, count: int) -> None:
@@ -252,62 +247,7 @@ def _whole(endpoint: Endpoint) -> Side | None:
 
 def _adding(additions: Sequence[_Addition], device: int, word: int) -> Launches:
     parts = []
-    for dtype, group in groupby(additions, key=lambda addition: addition[1]):
-        copies = [copy for some, _ in group for copy in some]
+    for dtype, group in groupby(additions, key=lambda addition: addition[1].datatype.uniform):
+        copies = [copy for copy, _ in group]
         parts.append(StridedAdd(copies, dtype, device=device, max_word=word))
     return Launches(parts)
-
-
-def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
-    array, datatype, count, number = endpoint
-    pairs = paired(array.pointer, datatype, count, packed, _MOST_ADDED_PARTS, array=number)
-    if pairs is None:
-        raise DatatypeError(
-            f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
-            "with fewer blocks, or add on the host"
-        )
-    return _joined([Copy(b, a) for a, b in pairs])
-
-
-def _joined(copies: Sequence[Copy]) -> list[Copy]:
-    """Join consecutive copies of one shape at equal steps, which are common in long lists.
-
-    The joined copies move the same bytes in the same order.
-    """
-    joined: list[Copy] = []
-    series: list[Copy] = []
-    for copy in copies:
-        if series and not (
-            _shape(copy) == _shape(series[0])
-            and (len(series) == 1 or _step(series[-1], copy) == _step(*series[:2]))
-        ):
-            joined.append(_series_copy(series))
-            series = []
-        series.append(copy)
-    if series:
-        joined.append(_series_copy(series))
-    return joined
-
-
-def _shape(copy: Copy) -> list[Side]:
-    """Return both sides without their offsets."""
-    return [
-        side._replace(strided=side.strided.shifted(-side.strided.offset))
-        for side in (copy.source, copy.target)
-    ]
-
-
-def _step(first: Copy, second: Copy) -> list[int]:
-    """Return the bytes from one copy to another, on both sides."""
-    pairs = zip(first, second, strict=True)
-    return [b.strided.offset - a.strided.offset for a, b in pairs]
-
-
-def _series_copy(series: list[Copy]) -> Copy:
-    """Return one copy equivalent to several copies at equal steps."""
-    steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
-    sides = zip(series[0], steps, strict=True)
-    source, target = (
-        side._replace(strided=side.strided.repeated(len(series), step)) for side, step in sides
-    )
-    return Copy(source, target)

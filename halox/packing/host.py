@@ -6,17 +6,13 @@ other packer with this one.
 
 from __future__ import annotations
 
-from functools import partial
-from math import gcd
-
 import numpy as np
 
 from halox.datatypes import Datatype
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.packing.host_copiers import Bytes, Call, Index
+from halox.packing.host_copiers import Bytes, Call
 from halox.packing.host_layout import host_layout
-from halox.packing.host_views import element_view
 from halox.runtime.arrays import Array, HostArray, HostBytes, as_ndarray, borrow
 
 _BYTE = np.dtype(np.uint8)
@@ -58,7 +54,6 @@ class HostPacker:
         self.nbytes = datatype.size * count
         self._datatype, self._count = datatype, count
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
-        self._adder: _Adder | None = None
         self._layout = host_layout(datatype, count)
 
     def pack(self, out: Bytes) -> None:
@@ -104,18 +99,6 @@ class HostPacker:
         self._check_target()
         return self._layout.prepared(self._memory, source, True, self._datatype, self._count)
 
-    def adding(self, packed: Bytes) -> Call:
-        """Return a prepared call that adds the values of ``packed``, in order, to the values of the array.
-
-        `adding` raises the errors of :meth:`unpack`, and `DatatypeError` unless all primitives have the same integer,
-        floating or complex type. The returned call does not check again.
-        """
-        source = self._checked("packed", packed, written=False)
-        self._check_target()
-        if self._adder is None:
-            self._adder = _Adder(self._memory, self._layout.first, self._datatype, self._count)
-        return partial(self._adder.add, source)
-
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
         """Check a packed buffer, and cut it to ``nbytes`` bytes."""
         if not isinstance(buffer, np.ndarray):
@@ -138,48 +121,6 @@ class HostPacker:
     def _check_target(self) -> None:
         if not self._memory.flags.writeable:
             raise FieldError("the target array is read-only; pass a writable one")
-
-
-class _Adder:
-    """Adds packed elements of one dtype to the elements of memory that a datatype describes."""
-
-    def __init__(self, memory: Bytes, first: int, datatype: Datatype, count: int) -> None:
-        dtype = datatype.uniform
-        if dtype is None and datatype.size:
-            raise DatatypeError(
-                f"only values of one type can be added, got {datatype.signature}; "
-                "accumulate each type with a datatype of its own"
-            )
-        dtype = np.dtype(np.uint8) if dtype is None else dtype
-        if dtype.kind not in "iufc":
-            raise DatatypeError(f"values of type {dtype} cannot be added; use numbers")
-        self._dtype = dtype
-        self._view: Array | None = None
-        layout = datatype.items(count)
-        strided = layout.strided
-        if strided is not None and not strided.overlaps:
-            shape, _, offset, strides = element_view(strided, dtype)
-            self._view = np.ndarray(shape, dtype, memory.data, offset - first, strides)
-            return
-        blocks = layout.block_list().shifted(-first)
-        # An element may start at any byte. So index an array of overlapping elements, which are the
-        # greatest common step of all offsets apart.
-        step = gcd(dtype.itemsize, int(np.gcd.reduce(blocks.offsets)))
-        places = (memory.size - dtype.itemsize) // step + 1
-        self._places = np.ndarray((places,), dtype, memory, strides=(step,))
-        self._index = Index(blocks, dtype.itemsize, step)
-        self._overlaps = blocks.overlaps
-
-    def add(self, packed: Bytes) -> None:
-        source = packed.view(self._dtype)
-        if self._view is not None:
-            self._view += source.reshape(self._view.shape)
-            return
-        for part, index in self._index.parts():
-            if self._overlaps:
-                np.add.at(self._places, index, source[part])
-            else:
-                self._places[index] += source[part]
 
 
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
