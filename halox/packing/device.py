@@ -1,10 +1,11 @@
 """GPU launches for the parts of messages: pack, unpack, add, and copy between arrays.
 
 The paths call the ``launch_*`` functions when a plan is made; exchanges then only run the launches. One kernel packs or
-unpacks the parts of all strided datatypes, and a second kernel the irregular datatypes of an array.
+unpacks the parts of all strided datatypes, and a second kernel the irregular datatypes.
 
 The arrays of endpoints have numbers, by which `Launches.bases` say how to move to other arrays of the same layouts:
-by multiples of ``word`` bytes, the longest word of the tables that the ``launch_*`` functions make.
+by multiples of ``word`` bytes, the longest word of the tables that the ``launch_*`` functions make. Only plans of
+fields move, and the parts of fields are strided.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from halox.packing.device_arrays import device_array
-from halox.packing.device_packer import Base, Launchable, Launches, StreamLike
+from halox.packing.device_packer import Launchable, Launches
 from halox.packing.refine import Copy, Side, contiguous_side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -49,26 +49,6 @@ _Addition = tuple[Copy, Endpoint]
 """A copy that adds, and its target."""
 
 
-class _Irregular:
-    """Launch for the irregular datatypes of one array, whose kernel takes the words that the addresses allow."""
-
-    def __init__(self, moves: Sequence[Move], *, unpack: bool, device: int) -> None:
-        parts = [(end.datatype, end.items, end.array.pointer, packed) for end, packed in moves]
-        self._copy = WorkUnitsCopy(parts, unpack=unpack, device=device)
-        self._is_unpacking, self._shift = unpack, [0]
-        number = moves[0][0].number
-        self.bases: list[Base] = [] if number is None else [(self._shift, 0, number)]
-
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
-
-    def at(self, stream: int) -> None:
-        if self._is_unpacking:
-            self._copy.launch(stream, target=self._shift[0])
-        else:
-            self._copy.launch(stream, source=self._shift[0])
-
-
 def launch_pack(
     moves: Sequence[Move],
     device: int,
@@ -76,7 +56,7 @@ def launch_pack(
     mark: Mark | None = None,
     pairs: Sequence[tuple[Endpoint, Endpoint]] = (),
 ) -> Launches:
-    """Return one launch that packs all strided endpoints, and launches that pack all irregular endpoints.
+    """Return one launch that packs all strided endpoints, and one that packs all irregular endpoints.
 
     The first launch leaves ``mark`` when it starts. It also copies the first endpoint of each pair in ``pairs`` to the
     second endpoint. Both endpoints of a pair must have a strided form.
@@ -91,7 +71,7 @@ def launch_pack(
 def launch_unpack(
     moves: Sequence[Move], device: int, word: int = 16, mark: Mark | None = None
 ) -> Launches:
-    """Return one launch that unpacks all strided endpoints, and launches that unpack all irregular endpoints.
+    """Return one launch that unpacks all strided endpoints, and one that unpacks all irregular endpoints.
 
     The first launch leaves ``mark`` when it starts.
     """
@@ -231,10 +211,9 @@ def _launches(
             mark = None  # the kernel sets it
     if mark is not None:
         parts.insert(0, MarkLaunch(mark, device))
-    by_array: dict[int | None, list[Move]] = {}
-    for move in irregular:
-        by_array.setdefault(move[0].number, []).append(move)
-    parts += [_Irregular(some, unpack=unpack, device=device) for some in by_array.values()]
+    if irregular:
+        moved = [(end.datatype, end.items, end.array.pointer, packed) for end, packed in irregular]
+        parts.append(WorkUnitsCopy(moved, unpack=unpack, device=device))
     return Launches(parts)
 
 

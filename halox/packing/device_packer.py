@@ -60,6 +60,10 @@ class Launches:
         return [base for part in self._parts for base in part.bases]
 
 
+def nothing(stream: int) -> None:
+    """Launch nothing."""
+
+
 def _call_all(calls: Sequence[Callable[[int], None]], stream: int) -> None:
     for call in calls:
         call(stream)
