@@ -73,7 +73,10 @@ class GridPlans:
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
         runner = self.make("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", domain.plans_made)
+        read, key = (
+            [self._layouts.read(field, halo=True) for field in fields],
+            ("plan", domain.plans_made),
+        )
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
@@ -112,7 +115,7 @@ class GridPlans:
             )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            read = [self._layouts.read(field) for field in fields]
+            read = [self._layouts.read(field, halo=True) for field in fields]
             every = check(read, with_corners)
             draft = halo_draft(
                 fields,

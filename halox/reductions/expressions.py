@@ -417,9 +417,8 @@ def typed(request: Request, domain: Domain) -> Typed:
             raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
     cells = [_cells(name, named[name], domain) for name in fields]
     specs = [cell.layout.spec for cell in cells]
-    alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
-    for name, spec, one in zip(fields, specs, alike, strict=True):
-        if one != alike[0]:
+    for name, spec in zip(fields, specs, strict=True):
+        if spec.of_cells != specs[0].of_cells:
             raise FieldError(
                 f"{name} and {fields[0]} have unlike layouts ({spec}; {specs[0]}); give fields of the same components, "
                 "staggering and parity"

@@ -34,7 +34,7 @@ from halox.io.checkpoint import arguments, records
 from halox.io.checkpoint.arguments import CallerField
 from halox.io.checkpoint.calls import SaveOptions, compared, request_of
 from halox.io.checkpoint.chunks import ShardGrid
-from halox.io.checkpoint.fields import StoredField, spec_text
+from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.io.checkpoint.moving import collect, start_write
 from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
@@ -476,7 +476,7 @@ class Output(Closing):
             for what, mine, other in (
                 ("dtype", known.described.dtype, new.described.dtype),
                 ("whole shape", known.layout.global_shape, new.layout.global_shape),
-                ("layout", spec_text(known.layout.spec), spec_text(new.layout.spec)),
+                ("layout", known.layout.spec.of_cells, new.layout.spec.of_cells),
             ):
                 if mine != other:
                     raise FieldError(
