@@ -64,9 +64,8 @@ class FieldLayouts:
         )
         # Layouts of undeclared arrays, and whether such an array lacks the halo of fields.
         self._by_shape: dict[tuple[int, ...], tuple[FieldLayout, bool]] = {}
-        self._known: KnownArrays[FieldLayout] = (
-            KnownArrays()
-        )  # for `find`: users call it in each step
+        # Of earlier calls of `find`, which users make in each step.
+        self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of fields that the grid allocated, by identity.

@@ -373,9 +373,7 @@ class Typed:
     names: tuple[str, ...]  # of the fields
     cells: list[Cells]
     arrays: list[Any]  # of shape (), on the GPU
-    axes: list[
-        tuple[int, int]
-    ]  # of each index: axis of the arrays, index of this rank's first cell
+    axes: list[tuple[int, int]]  # of indices: the array's axis, index of this rank's first cell
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:

@@ -120,13 +120,17 @@ class Output(Closing):
     Raises
     ------
     FieldError
-        If a field does not fit the grid, or an argument is malformed.
+        If a field does not fit the grid, or an argument is malformed; in `append`, if ``time`` does not increase, or an
+        array has another dtype or layout than the field.
     MismatchError
         If arguments differ between ranks.
     CheckpointError
         If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
         is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
-        or compressors (with "a").
+        or compressors (with "a"). In methods: if a record could not be written, on any rank. The output then accepts no
+        further records; it has all records that were complete.
+    ClosedError
+        If the output or its grid is closed.
     MissingPackageError
         If tensorstore is not installed.
 
@@ -337,14 +341,6 @@ class Output(Closing):
         time : float
             Time of the record; larger than the time of the last one.
 
-        Raises
-        ------
-        FieldError
-            If ``time`` is not a number that increases, or an array has another dtype or layout than the field.
-        CheckpointError
-            If an earlier record could not be written, on any rank. The output then accepts no further records; it has
-            all records that were complete.
-
         Notes
         -----
         Collective. Returns when the cells have been copied, so that the fields may be changed. Waits only if more than
@@ -389,13 +385,6 @@ class Output(Closing):
     def wait(self) -> None:
         """Wait until all records are complete and on disk.
 
-        Raises
-        ------
-        CheckpointError
-            If a record could not be written, on any rank.
-
-        Notes
-        -----
         Collective; blocks. Afterwards, programs that open a single array see all records, too.
         """
         self._check_open()
