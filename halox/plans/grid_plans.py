@@ -50,10 +50,14 @@ class GridPlans:
         fields: tuple[object, ...],
         corners: bool | None,
         key: Hashable,
+        call: str | None = None,
         **options: Any,
     ) -> CachedPlan:
-        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
-        self._world.begin("exchange" if operation == "copy" else "accumulate")
+        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields.
+
+        ``call`` is the name of the method that was called, by default that of the operation.
+        """
+        self._world.begin(call or ("exchange" if operation == "copy" else "accumulate"))
         runner = self.make(operation, fields, corners, keep=False, **options)
         return self.cache.add(key, fields, runner)
 
