@@ -89,8 +89,9 @@ class Plan(Unique):
         """Run one exchange, on a GPU on the current stream.
 
         A plan of `Grid.plan` also exchanges other arrays, ``plan(v)``, for example after a swap of names. Their
-        layouts, dtypes and strides must be the same as for the plan's arrays. As for `Grid.exchange`, the first call with a new field of the grid, or with any array that the grid has not made, is
-        collective over all ranks, and the grid keeps the plan that it makes.
+        layouts, dtypes and strides must be the same as for the plan's arrays. As for `Grid.exchange`, the first call
+        with a new field of the grid, or with any array that the grid has not made, is collective over all ranks, and
+        the grid keeps the plan that it makes.
         """
         if fields:
             runner, bound = self._find(fields)
@@ -124,7 +125,7 @@ class Plan(Unique):
         self._runner.start()
 
     def finish(self) -> None:
-        """End the exchange: the halos hold the neighbours' values, on a GPU for work put on the current stream later."""
+        """End the exchange: the halos hold the neighbours' values, on a GPU for later work of the current stream."""
         self._runner.finish()
 
     def overlap(

@@ -573,4 +573,3 @@ def test_an_error_along_an_undivided_axis(comm: World) -> None:
         assert agree(abs(total - 12 * comm.size) < 1e-12, comm), total
         with pytest.raises(MismatchError if comm.rank else FieldError):
             fft.grid.sum(fft.forward(wrong))
-
