@@ -694,7 +694,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
             raise FieldError("explain: give fields; grid.describe() describes the grid")
-        return self._plans.of_call(fields, None, self.corners)[0].report
+        return self._plans.of_call(fields, None, self.corners, call="explain")[0].report
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any

@@ -16,7 +16,7 @@ from halox.decomposition.boundaries import (
     with_periodic_boundary,
 )
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.field_layout import FieldLayout, infer_spec
+from halox.decomposition.field_layout import FieldLayout, component_axes
 from halox.decomposition.field_regions import (
     Region,
     check_widths,
@@ -56,11 +56,11 @@ __all__ = [
     "Walls",
     "boundary_text",
     "check_widths",
+    "component_axes",
     "decompose",
     "directions",
     "exchange_regions",
     "exchange_slabs",
-    "infer_spec",
     "normalise_boundary",
     "normalise_grid_shape",
     "normalise_halo",

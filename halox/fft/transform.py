@@ -155,7 +155,6 @@ class FFT(Closing):
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
-        self._is_local = len(self._schedule.stages) == 1  # no transpose
         self._fields = TransformFields(self.physical, self.grid, real=self.real)
         self._known: KnownArrays[tuple[TransformCall, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
@@ -376,13 +375,10 @@ class FFT(Closing):
 
         if forward in pipeline.ready:
             target = fields.new(forward, call) if out is None else out
-        elif self._is_local:
-            target = first()
         else:  # one rank alone can run out of memory
             target = self._world.attempt(first, direction)
         pipeline.ready.add(forward)
-        if not self._is_local:
-            self._world.guard.begin()
+        self._world.guard.begin()
         self._engine.begin()
         pipeline.run(forward, *views(target))
         return target
@@ -390,10 +386,7 @@ class FFT(Closing):
     def _look_up(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Check new arrays, and find their steps; collective if plans must be made or a check fails.
-
-        A transform along axes that no rank divides is local: its errors are errors of one rank.
-        """
+        """Check new arrays, and find their steps; collective if plans must be made or a check fails."""
         forward = direction == "forward"
         pipeline = None
         with suppress(HaloxError):
@@ -406,18 +399,15 @@ class FFT(Closing):
     def _connect(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Compare the arguments of all ranks, and make the plans of a direction; collective unless `_is_local`."""
+        """Compare the arguments of all ranks, and make the plans of a direction; collective."""
         forward = direction == "forward"
 
         def read() -> tuple[TransformCall, dict[str, object]]:
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 
-        if self._is_local:
-            call, _ = read()
-        else:
-            self._world.begin(direction)
-            call = self._world.attempt(read, direction, alike=True)
+        self._world.begin(direction)
+        call = self._world.attempt(read, direction, alike=True)
         key = call.dtype, call.components
         pipeline = self._pipelines.get(key)
         if pipeline is None:

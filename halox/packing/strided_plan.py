@@ -148,9 +148,7 @@ class StridedPlan:
     in_flight: int  # words that a thread loads before it stores the first word
     nbytes: int  # bytes moved
     tiled: int  # sum of the different sides in tiled regions; see `sides_of`
-    arrays: tuple[
-        int, ...
-    ] = ()  # numbers of the copies' arrays, in the order of their bases, from base 1 on
+    arrays: tuple[int, ...] = ()  # numbers of the arrays of bases 1, 2, ... of copies
     table_bytes: int = TABLE_BYTES  # most bytes of a table in the kernel's parameters
 
     @property

@@ -50,10 +50,14 @@ class GridPlans:
         fields: tuple[object, ...],
         corners: bool | None,
         key: Hashable,
+        call: str | None = None,
         **options: Any,
     ) -> CachedPlan:
-        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
-        self._world.begin("exchange" if operation == "copy" else "accumulate")
+        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields.
+
+        ``call`` is the name of the method that was called, by default that of the operation.
+        """
+        self._world.begin(call or ("exchange" if operation == "copy" else "accumulate"))
         runner = self.make(operation, fields, corners, keep=False, **options)
         return self.cache.add(key, fields, runner)
 
@@ -73,7 +77,10 @@ class GridPlans:
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
         runner = self.make("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", domain.plans_made)
+        read, key = (
+            [self._layouts.read(field, halo=True) for field in fields],
+            ("plan", domain.plans_made),
+        )
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
@@ -112,7 +119,7 @@ class GridPlans:
             )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            read = [self._layouts.read(field) for field in fields]
+            read = [self._layouts.read(field, halo=True) for field in fields]
             every = check(read, with_corners)
             draft = halo_draft(
                 fields,

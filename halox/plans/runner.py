@@ -23,9 +23,8 @@ from halox.runtime.arrays import Described, owner, sharing, span
 from halox.runtime.finalizing import FORKED, keep
 from halox.runtime.world import World
 
-_MemoryAt: TypeAlias = Callable[
-    [int], memoryview
-]  # or a function that returns an array of ctypes, which NumPy accepts, too
+_MemoryAt: TypeAlias = Callable[[int], memoryview]
+"""Memory at an address, or an array of ctypes, which NumPy accepts, too."""
 
 READY, STARTED, RUNNING, FAILED, CLOSED = range(5)
 _MOST_BOUND = 32

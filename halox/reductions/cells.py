@@ -35,8 +35,8 @@ class Cells:
 def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[Cells]:
     """Describe the cells of a reduction's fields without a view; on a GPU, making a view takes longer than a launch."""
     layouts = [find_layout(field) for field in fields]
-    if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
-        specs = [layout.spec for layout in layouts]
+    specs = [layout.spec for layout in layouts]
+    if layouts[-1] is not layouts[0] and specs[0].of_cells != specs[-1].of_cells:
         parities = [spec.parity for spec in specs]
         if parities[0] != parities[1]:
             given = " and ".join(f"one of {parity or 'all'} cells" for parity in parities)
@@ -53,11 +53,6 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
 def owned_cells(field: object, layout: FieldLayout) -> Cells:
     """Describe the cells of a field."""
     whole = describe(field, "field")
-    if tuple(whole.shape) != layout.padded_shape:
-        raise FieldError(
-            f"field: its shape is {tuple(whole.shape)} now, and was {layout.padded_shape} when the grid read it; take "
-            "a reshaped view instead, which is a field of its own"
-        )
     pointer, shape = whole.pointer, []
     for cut, extent, stride in zip(layout.interior, whole.shape, whole.strides, strict=True):
         start, stop = cut.start or 0, extent if cut.stop is None else cut.stop

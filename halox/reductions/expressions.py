@@ -373,9 +373,7 @@ class Typed:
     names: tuple[str, ...]  # of the fields
     cells: list[Cells]
     arrays: list[Any]  # of shape (), on the GPU
-    axes: list[
-        tuple[int, int]
-    ]  # of each index: axis of the arrays, index of this rank's first cell
+    axes: list[tuple[int, int]]  # of indices: the array's axis, index of this rank's first cell
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:
@@ -417,9 +415,8 @@ def typed(request: Request, domain: Domain) -> Typed:
             raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
     cells = [_cells(name, named[name], domain) for name in fields]
     specs = [cell.layout.spec for cell in cells]
-    alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
-    for name, spec, one in zip(fields, specs, alike, strict=True):
-        if one != alike[0]:
+    for name, spec in zip(fields, specs, strict=True):
+        if spec.of_cells != specs[0].of_cells:
             raise FieldError(
                 f"{name} and {fields[0]} have unlike layouts ({spec}; {specs[0]}); give fields of the same components, "
                 "staggering and parity"

@@ -120,8 +120,8 @@ class GridReductions:
         Parameters
         ----------
         field : array or str
-            Array of numbers, made by this grid, or of the grid's padded shape and on its device; or an expression of
-            fields that are given by keyword, as for `reduce`.
+            Array of numbers, made by this grid, or of the grid's padded shape, or the cells that this rank owns, on the
+            grid's device; or an expression of fields that are given by keyword, as for `reduce`.
         out : array, optional
             Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
         axis : int or sequence of int, optional
