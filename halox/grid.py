@@ -80,8 +80,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     periodic : bool or one per axis, optional
         Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
     proc_shape : int or sequence of int, optional
-        Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
-        bytes. If possible, it chooses blocks at least as wide as the halo.
+        Ranks per axis; halox chooses each number that is 0 or None, for few halo bytes in long blocks of memory, which
+        faces along the last axis do not have. If possible, it chooses blocks at least as wide as the halo.
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis

@@ -34,6 +34,7 @@ from halox.decomposition.normalise import (
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
+from halox.decomposition.procgrid import block_cells
 from halox.decomposition.walls import AxisFill, WallFill, WallRegion, Walls
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "WallFill",
     "WallRegion",
     "Walls",
+    "block_cells",
     "boundary_text",
     "check_widths",
     "component_axes",

@@ -289,7 +289,7 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: at_point(g).get(3), FieldError, "field"),
         (lambda g: at_point(g).add(3, 1), FieldError, "field"),
         (lambda g: halox.Transpose(g, 3), HaloxError, "grid_b"),
-        (lambda g: halox.FFT(3), HaloxError, "grid"),
+        (lambda g: halox.FFT("3"), HaloxError, "grid"),
         (lambda g: halox.FFT(g, axes=1).forward(new_array(g, "i8")), FieldError, "u"),
         (lambda g: halox.Allreduce(g.comm, 3, "f8", "median"), FieldError, "op"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -341,6 +342,71 @@ def test_divisions_of_slabs_and_blocks(comm: World) -> None:
             assert fft.grid.proc_shape == (1, 4, 2) and " 3 transpose(s)" in repr(fft)
 
 
+@pytest.mark.ranks(1, 2, 3, 4, 6)
+@pytest.mark.usually(3, 4)
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axes", "components", "transposes"),
+    [
+        ((15, 13), (0, 1), (), 1),
+        ((9, 10, 11), (0, 1, 2), (2,), 1),
+        ((9, 10, 11), (2, 0), (), 0),
+        ((13, 3, 15), (2,), (), 0),
+        ((4, 5, 6), (0, 1, 2), (), 2),  # pencils of 6 ranks
+    ],
+)
+def test_a_shape_is_divided_for_the_fewest_transposes(
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    components: tuple[int, ...],
+    transposes: int,
+    real: bool,
+    comm: World,
+) -> None:
+    if comm.size == 1 or (shape == (4, 5, 6) and comm.size < 6):
+        transposes = min(transposes, comm.size - 1, 1)
+    with halox.FFT(shape, axes, real=real, comm=comm, device="cpu") as fft:
+        whole = np.random.default_rng(SEED).standard_normal((*components, *shape))
+        u = fft.physical.zeros("f8" if real else "c16", components=components)
+        u[...] = whole[..., *fft.physical.owned]
+        s = fft.forward(u)
+        function, first = np.fft.rfftn if real else np.fft.fftn, len(components)
+        wanted = function(whole, axes=[first + axis for axis in axes])[..., *fft.grid.owned]
+        assert agree(bool(np.allclose(s, wanted, atol=1e-11)), comm)
+        assert agree(bool(np.allclose(fft.backward(s), u, atol=1e-12)), comm)
+        assert f" {transposes} transpose(s)" in repr(fft) and "proc_shape" not in repr(fft)
+        assert len(fft.explain()) == transposes
+    with pytest.raises(ClosedError):
+        fft.physical.zeros()
+
+
+@pytest.mark.ranks(4, 6)
+@pytest.mark.usually(4)
+def test_a_division_of_more_transposes_warns_once(comm: World) -> None:
+    """Only for a grid without halo that halox has divided; `repr` tells it for others, too."""
+    shape, n = (24, 24, 24), comm.size
+
+    def warned(**options: Any) -> list[tuple[str, str]]:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            halox.Grid(shape, comm=comm, device="cpu", **options) as grid,
+        ):
+            warnings.simplefilter("always")
+            with halox.FFT(grid) as fft:
+                assert f"2 transpose(s) (1 with proc_shape=({n}, 1, 1))" in repr(fft)
+        return [(each.filename, str(each.message)) for each in caught]
+
+    assert warned(halo=1) == warned(halo=0, proc_shape=(n // 2, 2, 1)) == []
+    found = warned(halo=0)
+    assert len(found) == (comm.rank == 0)
+    for filename, text in found:
+        assert filename == __file__ and f"proc_shape=({n}, 1, 1)" in text and "FFT((24, " in text
+    assert warned(halo=0) == []
+    with warnings.catch_warnings(), halox.FFT(shape, comm=comm, device="cpu") as fft:
+        warnings.simplefilter("error")
+        assert fft.physical.proc_shape == (n, 1, 1)
+
+
 def test_wave_numbers(comm: World) -> None:
     shape = (12, 10, 14)
     with box(comm) as grid, halox.FFT(grid, (2, 0), real=True) as fft:
@@ -472,7 +538,19 @@ def into(make: Callable[[halox.FFT], Any]) -> Callable[[World], None]:
 
 
 TABLE: Table = {
-    "no grid": (lambda c: halox.FFT(3), HaloxError, "grid"),  # type: ignore[arg-type]
+    "no grid": (lambda c: halox.FFT("3"), HaloxError, "grid"),
+    "a shape that is none": (lambda c: halox.FFT((4, 0)), DecompositionError, "grid_shape"),
+    "an axis that a shape has not": (
+        lambda c: halox.FFT((8, 9), 2, comm=c, device="cpu"),
+        DecompositionError,
+        "axes",
+    ),
+    "ranks of a grid": (making(lambda c: {"comm": c}), HaloxError, "comm"),
+    "a shape, real on one rank >1": (
+        lambda c: halox.FFT((8, 9), comm=c, device="cpu", real=c.rank == 1),
+        MismatchError,
+        "real",
+    ),
     "fewer lines than ranks >2": (
         slabs(lambda n: (4 * n, n), proc_shape=(0, 1)),
         DecompositionError,
