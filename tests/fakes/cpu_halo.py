@@ -28,7 +28,18 @@ _MEMORY = """
 struct __attribute__((aligned(16))) State { u64 count, failed; };
 struct Word16 { u64 low, high; };
 static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
+static int __popc(u32 bits) { return __builtin_popcount(bits); }
+static void* __cvta_global_to_generic(u64 at) { return (void*)at; }
 static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static u32 peek(u64 at) { return __atomic_load_n(checked<u32>(at), __ATOMIC_RELAXED); }
+
+// Warps of one thread.
+static u32 lane() { return 0; }
+static u32 __activemask() { return 1; }
+static u32 __match_any_sync(u32 lanes, u32) { return lanes; }
+static u32 __ballot_sync(u32 lanes, bool vote) { return vote ? lanes : 0; }
+static bool __all_sync(u32, bool vote) { return vote; }
+static void __syncwarp(u32) {}
 """
 
 # Cells in the order of the array; each is a hash of the cell and of the cells around it at distances up to `reach`.

@@ -38,7 +38,8 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(i8="state flags copies failure limit_ns cells component_stride")
+_WORDS = _members(i8="state flags copies failure limit_ns carry component_stride row")
+_ROW = _members(i4="row_low row_high")
 _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
 _AXIS = _members(u4="stride", i4="extent begin low high end near far")
 
@@ -48,7 +49,7 @@ Field: TypeAlias = tuple[Described, FieldLayout]
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
     arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
-    return np.dtype([*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
+    return np.dtype([*_WORDS, *_ROW, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -186,11 +187,11 @@ class StoreChannel(Channel):
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
         axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
-        cells = _waiting_cells(axes, waited)
+        row = self._within(axes, waited, stored)
+        carry = (1 << 32) - _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        self.argument = np.array(
-            (*words, cells, self._strides[0], *arrays, *counts, axes), argument_dtype(len(axes))
-        )
+        words += carry, self._strides[0], *row
+        self.argument = np.array((*words, *arrays, *counts, axes), argument_dtype(len(axes)))
         self.argument.flags.writeable = False
         return self
 
@@ -203,6 +204,17 @@ class StoreChannel(Channel):
         assert end == begin + size
         near, far = begin + max(low, below), min(high, end - above)
         return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
+
+    @staticmethod
+    def _within(axes: list[tuple[int, ...]], waited: int, stored: int) -> tuple[int, int, int]:
+        """Return ``row``, ``row_low`` and ``row_high``, and mark an undivided last axis as one without rims."""
+        stride, extent, begin, low, high, end, *_ = axes[-1]
+        side = 3 ** (len(axes) - 1)  # the direction to the low side; a multiple for directions to others
+        if waited >> side:
+            return 0, begin, end
+        axes[-1] = (stride, extent, begin, low, high, end, begin, end)
+        sides = (low if stored >> side & 1 else begin), (high if stored >> 2 * side & 1 else end)
+        return stride * (end - begin), *sides
 
     def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
@@ -228,6 +240,7 @@ class StoreChannel(Channel):
             what = {
                 16: f"stored to field {index}, and the plan has {most}",
                 17: f"stored to component {index}, and the fields have {most}",
+                19: "did not call halo.wait once for each owned cell in this step or the last",
                 18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"

@@ -91,8 +91,7 @@ def run(ranks: Sequence[Rank], steps: int, *, diagonal: bool = False, delays: in
     at_once(work, ranks)
     for rank in ranks:
         state = rank.arena.bytes_of(rank.channel._block)[:8].view("u8")[0]
-        cells = int(rank.channel.argument["cells"])
-        assert state % max(cells, 1) == 0, "each step adds the same number of cells"
+        assert state % (1 << 32) == 0, "each step adds one to the upper half"
         assert not any(rank.channel.failure.words[:4])
         rank.arena.check_guards()
         for last in range(max(steps - fields + 1, 1), steps + 1):
@@ -158,7 +157,7 @@ def test_epochs_beyond_32_bits() -> None:
     ranks = connect(domain, FieldSpec(((1, 1),) * 2))
     for rank in ranks:
         block = rank.arena.bytes_of(rank.channel._block)
-        block[:8].view("u8")[:] = (2**32 - 3) * int(rank.channel.argument["cells"])
+        block[:8].view("u8")[:] = (2**32 - 3) << 32
         block[128:236].view("u4")[:] = 2**32 - 3  # the flags of the peer
     run(ranks, 6, diagonal=True)
 
@@ -239,6 +238,7 @@ class TestFailures:
     ) -> None:
         rank = self.ranks(debug=True)[0]
         before = [array.copy() for array in rank.arrays]
+        rank.wait((3, 3))
         rank.store(1, (4, 1))
         before[1][4, 1] = before[1][4, 7] = 77
         rank.channel.check()
@@ -246,6 +246,25 @@ class TestFailures:
         np.testing.assert_array_equal(rank.arrays, before)
         with pytest.raises(FieldError, match=f"stored {text}"):
             rank.channel.check()
+
+    def test_checked_waits(self) -> None:
+        """Each owned cell is waited for once in a step: not twice, not in some later step, and not never."""
+        text = "did not call halo.wait once for each owned cell"
+        domain = decompose((5, 7), 1, periodic=True)
+        cells = [(x, y) for x in range(1, 6) for y in range(1, 8)]
+        for wrong in (cells[:-1], [*cells, (3, 3)], [*cells[1:], (3, 3)], []):
+            rank = connect(domain, FieldSpec(((1, 1),) * 2), debug=True)[0]
+            for cell in [*cells, *cells[::-1], (0, 0), (6, 3)]:  # cells of the halo do not count
+                assert rank.wait(cell)
+            rank.channel.check()
+            rank = rank if wrong else connect(domain, FieldSpec(((1, 1),) * 2), debug=True)[0]
+            for cell in wrong:
+                rank.wait(cell)
+            rank.store(0, (2, 2))  # in this step, or in the next one
+            for cell in cells if wrong else ():
+                rank.wait(cell)
+            with pytest.raises(FieldError, match=text):
+                rank.channel.check()
 
 
 # The order of memory accesses, as work on streams: `Work.check_order` finds every pair of unordered accesses.
