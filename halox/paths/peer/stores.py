@@ -41,7 +41,7 @@ def _members(**types: str) -> list[tuple[str, str]]:
 _WORDS = _members(i8="state flags copies failure limit_ns carry component_stride row")
 _ROW = _members(i4="row_low row_high")
 _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
-_AXIS = _members(u4="stride", i4="extent begin low high end near far")
+_AXIS = _members(u4="stride", i4="begin low high end far near") + _members(u4="inner")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 
@@ -49,7 +49,10 @@ Field: TypeAlias = tuple[Described, FieldLayout]
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
     arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
-    return np.dtype([*_WORDS, *_ROW, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
+    return np.dtype(
+        [*_WORDS, *_ROW, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
+        align=True,
+    )
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -191,7 +194,9 @@ class StoreChannel(Channel):
         carry = (1 << 32) - _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
         words += carry, self._strides[0], *row
-        self.argument = np.array((*words, *arrays, *counts, axes), argument_dtype(len(axes)))
+        self.argument = np.array(
+            (*words, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
+        )
         self.argument.flags.writeable = False
         return self
 
@@ -203,16 +208,27 @@ class StoreChannel(Channel):
         _, (end, above), (_, below) = along.received()
         assert end == begin + size
         near, far = begin + max(low, below), min(high, end - above)
-        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
+        return (
+            self._strides[1 + axis],
+            begin,
+            begin + low,
+            high,
+            end,
+            far,
+            near,
+            max(far - near, 0),
+        )
 
     @staticmethod
     def _within(axes: list[tuple[int, ...]], waited: int, stored: int) -> tuple[int, int, int]:
         """Return ``row``, ``row_low`` and ``row_high``, and mark an undivided last axis as one without rims."""
-        stride, extent, begin, low, high, end, *_ = axes[-1]
-        side = 3 ** (len(axes) - 1)  # the direction to the low side; a multiple for directions to others
+        stride, begin, low, high, end, *_ = axes[-1]
+        side = 3 ** (
+            len(axes) - 1
+        )  # the direction to the low side; a multiple for directions to others
         if waited >> side:
             return 0, begin, end
-        axes[-1] = (stride, extent, begin, low, high, end, begin, end)
+        axes[-1] = (stride, begin, low, high, end, end, begin, end - begin)
         sides = (low if stored >> side & 1 else begin), (high if stored >> 2 * side & 1 else end)
         return stride * (end - begin), *sides
 
@@ -279,7 +295,7 @@ def _number(direction: Sequence[int]) -> int:
 def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
     """Return the number of owned cells that wait for a direction of a mask, or are the first cell."""
     codes = []
-    for _, _, begin, _, _, end, near, far in axes:
+    for _, begin, _, _, end, far, near, _ in axes:
         cells = np.arange(begin, end)
         codes.append((cells < near) + 2 * (cells >= far))
     counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0

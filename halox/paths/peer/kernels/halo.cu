@@ -51,10 +51,9 @@ __device__ __forceinline__ u32 lane()
 
 struct Axis {
     u32 stride;                 // bytes
-    int extent;                 // of the array, halo included
     int begin, low, high, end;  // owned cells; cells below `low` and from `high` on have copies at neighbours
-    int near, far;              // cells below `near` and from `far` on read a halo of other ranks or have copies, if along
-                                // the last axis the rank is not its own neighbour
+    int far, near;              // cells below `near` and from `far` on read the halo or have copies; along the last axis
+    u32 inner;                  // only if another rank is the neighbour; cells between `near` and `far`
 };
 
 // Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
@@ -77,6 +76,7 @@ struct Halo {
     u32 neighbours, fields;       // numbers of signals and of fields
     u32 components, item_bytes;
     Axis axis[N];
+    int extent[N];  // of the array, halo included
 
     // Waits for the neighbours that fill the halo around a cell, or have a copy of it. Precedes the reads around the
     // cell, and the store to it. Returns false after a wait was given up: results are not valid from then on.
@@ -126,14 +126,15 @@ struct Halo {
 #pragma unroll
         for (int k = 0; k < N; ++k)
             at += u64(u32(cell[k])) * axis[k].stride;
+        // No branch before these stores: most warps make the first one only, and wait for nothing else.
+        const bool inner = is_inner(cell), is_low = inner & (cell[N - 1] < row_low), is_high = inner & (cell[N - 1] >= row_high);
         put(at, value);
-        if (is_inner(cell)) {
-            if (cell[N - 1] < row_low)
-                put(at + row, value);
-            if (cell[N - 1] >= row_high)
-                put(at - row, value);
+        if (is_low)
+            put(at + row, value);
+        if (is_high)
+            put(at - row, value);
+        if (inner)
             return;
-        }
         u32 sides = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k)
@@ -169,7 +170,7 @@ private:
         bool inner = true;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            inner = inner && cell[k] >= axis[k].near && cell[k] < axis[k].far;
+            inner = inner & (u32(cell[k] - axis[k].near) < axis[k].inner);
         return inner;
     }
 
@@ -230,8 +231,8 @@ private:
     __device__ bool is_inside(int field, const int (&cell)[N], u32 bytes, int component) const
     {
         for (int k = 0; k < N; ++k)
-            if (u32(cell[k]) >= u32(axis[k].extent))
-                return fail(CHECKED + k, cell[k], axis[k].extent);
+            if (u32(cell[k]) >= u32(extent[k]))
+                return fail(CHECKED + k, cell[k], extent[k]);
         if (u32(field) >= fields)
             return fail(CHECKED + 16, field, fields);
         if (u32(component) >= components)
