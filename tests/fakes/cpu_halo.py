@@ -31,9 +31,8 @@ static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
 static int __popc(u32 bits) { return __builtin_popcount(bits); }
 static void* __cvta_global_to_generic(u64 at) { return (void*)at; }
 static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static u32 peek(u64 at) { return __atomic_load_n(checked<u32>(at), __ATOMIC_RELAXED); }
 
-// Warps of eight lanes. A lane in a function of the warp lets the others run until those of its mask have called it, too.
+// Warps of eight lanes. A lane in a function of the warp lets others run until all of its mask have called it.
 static struct Lane {
     bool came;
     u32 mask, calls, values[2];

@@ -38,10 +38,11 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(i8="state flags copies failure limit_ns carry component_stride row")
-_ROW = _members(i4="row_low row_high")
+_WORDS = _members(
+    i8="state flags copies failure limit_ns carry component_stride row", i4="row_low row_high"
+)
 _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
-_AXIS = _members(u4="stride", i4="begin low high end far near") + _members(u4="inner")
+_AXIS = _members(u4="stride", i4="begin low high end far near inner")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 
@@ -50,7 +51,7 @@ def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
     arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
     return np.dtype(
-        [*_WORDS, *_ROW, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
+        [*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
         align=True,
     )
 
@@ -62,7 +63,8 @@ def device_header(*, debug: bool = False) -> str:
     ----------
     debug : bool
         Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
-        another size is left out, and the next use of `Plan.device_handle` or call of the plan raises `FieldError`.
+        another size is left out, and the next use of `Plan.device_handle` or call of the plan raises `FieldError`,
+        also after steps that did not call ``wait`` once for each owned cell.
 
     Returns
     -------
@@ -189,48 +191,35 @@ class StoreChannel(Channel):
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
-        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
-        row = self._within(axes, waited, stored)
+        last = len(self._strides) - 2
+        side = (
+            3**last
+        )  # number of the direction to the low side of the last axis; 2 * side to the high side
+        alone = not waited >> side
+        axes = [self._axis(axis, alone and axis == last) for axis in range(last + 1)]
+        stride, begin, low, high, end, *_ = axes[last]
+        row_low = low if alone and stored >> side & 1 else begin
+        row_high = high if alone and stored >> 2 * side & 1 else end
         carry = (1 << 32) - _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        words += carry, self._strides[0], *row
+        words += carry, self._strides[0], stride * (end - begin), row_low, row_high
         self.argument = np.array(
             (*words, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
         )
         self.argument.flags.writeable = False
         return self
 
-    def _axis(self, axis: int) -> tuple[int, ...]:
-        """Return an axis as ``halo.cu`` has it."""
+    def _axis(self, axis: int, alone: bool) -> tuple[int, ...]:
+        """Return an axis as ``halo.cu`` has it; ``alone`` along it, the rank waits for no other rank."""
         decomposition = self._layout.decomposition
         along = self._layout.along(axis, decomposition.coords_of(self._world.rank)[axis])
         (begin, size), (high, _), (_, low) = along.sent()
         _, (end, above), (_, below) = along.received()
         assert end == begin + size
-        near, far = begin + max(low, below), min(high, end - above)
-        return (
-            self._strides[1 + axis],
-            begin,
-            begin + low,
-            high,
-            end,
-            far,
-            near,
-            max(far - near, 0),
-        )
-
-    @staticmethod
-    def _within(axes: list[tuple[int, ...]], waited: int, stored: int) -> tuple[int, int, int]:
-        """Return ``row``, ``row_low`` and ``row_high``, and mark an undivided last axis as one without rims."""
-        stride, begin, low, high, end, *_ = axes[-1]
-        side = 3 ** (
-            len(axes) - 1
-        )  # the direction to the low side; a multiple for directions to others
-        if waited >> side:
-            return 0, begin, end
-        axes[-1] = (stride, begin, low, high, end, end, begin, end - begin)
-        sides = (low if stored >> side & 1 else begin), (high if stored >> 2 * side & 1 else end)
-        return stride * (end - begin), *sides
+        near = begin if alone else begin + max(low, below)
+        far = end if alone else min(high, end - above)
+        sides = begin, begin + low, high, end, far, near
+        return self._strides[1 + axis], *sides, max(far - near, 0)
 
     def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
@@ -256,8 +245,8 @@ class StoreChannel(Channel):
             what = {
                 16: f"stored to field {index}, and the plan has {most}",
                 17: f"stored to component {index}, and the fields have {most}",
-                19: "did not call halo.wait once for each owned cell in this step or the last",
                 18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
+                19: "did not call halo.wait once for each owned cell in this step or the last",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
             wrong = f"plan.device_handle: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"

@@ -34,19 +34,7 @@ struct __align__(16) Word16 {
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-// Loads a flag to see whether it is worth acquiring: unlike an acquire it leaves the L1 cache to the other warps.
-__device__ __forceinline__ u32 peek(u64 at)
-{
-    u32 value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value;
-}
-__device__ __forceinline__ u32 lane()
-{
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
+__device__ __forceinline__ u32 lane() { u32 n; asm("mov.u32 %0, %%laneid;" : "=r"(n)); return n; }
 #endif
 
 struct Axis {
@@ -88,13 +76,10 @@ struct Halo {
         if (!waited || is_inner(cell))
             return true;
         bool is_first = true;
-        u32 sides = 0;
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
+        for (int k = 0; k < N; ++k)
             is_first = is_first && cell[k] == axis[k].begin;
-            sides |= u32(cell[k] < axis[k].near) << 2 * k | u32(cell[k] >= axis[k].far) << (2 * k + 1);
-        }
-        const u32 wanted = waited & among(sides);
+        const u32 wanted = waited & among<&Axis::near, &Axis::far>(cell);
         if (!wanted && !is_first)
             return true;
         const u32 lanes = __match_any_sync(__activemask(), wanted);
@@ -126,21 +111,19 @@ struct Halo {
 #pragma unroll
         for (int k = 0; k < N; ++k)
             at += u64(u32(cell[k])) * axis[k].stride;
-        // No branch before these stores: most warps make the first one only, and wait for nothing else.
-        const bool inner = is_inner(cell), is_low = inner & (cell[N - 1] < row_low), is_high = inner & (cell[N - 1] >= row_high);
+        // Without a branch before the stores, the tests and addresses are ready when the value is.
+        const bool inner = is_inner(cell);
+        const u64 above = at + row, below = at - row;
         put(at, value);
-        if (is_low)
-            put(at + row, value);
-        if (is_high)
-            put(at - row, value);
+        if (inner & (cell[N - 1] < row_low))
+            put(above, value);
+        if (inner & (cell[N - 1] >= row_high))
+            put(below, value);
         if (inner)
             return;
-        u32 sides = 0;
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-            sides |= u32(cell[k] < axis[k].low) << 2 * k | u32(cell[k] >= axis[k].high) << (2 * k + 1);
+        u32 left = is_owned(cell) ? stored & among<&Axis::low, &Axis::high>(cell) : 0;
 #pragma unroll 1
-        for (u32 left = is_owned(cell) ? stored & among(sides) : 0; left; left &= left - 1) {
+        for (; left; left &= left - 1) {
             const i64* copy = (const i64*)copies + (u32(field) * DIRECTIONS + __ffs(left) - 1) * (2 + N);
             i64 to = copy[0] + component * copy[1];
 #pragma unroll
@@ -174,13 +157,14 @@ private:
         return inner;
     }
 
-    // The directions that lead to some of these sides only; bits 2k and 2k + 1 are the low and the high side of axis k.
-    static __device__ u32 among(u32 sides)
+    // The directions that lead to sides where the cell is below `LOW`, or not below `HIGH`, and to no others; and bit 0.
+    template <int Axis::*LOW, int Axis::*HIGH>
+    __device__ u32 among(const int (&cell)[N]) const
     {
-        u32 found = 1, shift = 1;
+        u32 found = 1, power = 1;
 #pragma unroll
-        for (int k = 0; k < N; ++k, shift *= 3)
-            found |= (sides >> 2 * k & 1 ? found << shift : 0) | (sides >> 2 * k & 2 ? found << 2 * shift : 0);
+        for (int k = 0; k < N; ++k, power *= 3)
+            found |= (cell[k] < axis[k].*LOW ? found << power : 0) | (cell[k] >= axis[k].*HIGH ? found << 2 * power : 0);
         return found;
     }
 
@@ -198,9 +182,9 @@ private:
     {
         const u64 flag = flags + 4 * direction;
         for (u64 since = 0; !reached(flag, begun);) {
-            u32 polls = 0;
+            u32 polls = 0;  // without acquire, which would take the L1 cache from the other warps
 #pragma unroll 1
-            while (polls < 64 && int(peek(flag) - begun) < 0)
+            while (polls < 64 && int(load_loose(flag) - begun) < 0)
                 ++polls;
             if (polls < 64)
                 continue;
@@ -242,25 +226,18 @@ private:
         return bytes == item_bytes || fail(CHECKED + 18, bytes, item_bytes);
     }
 
-    // Counts the calls of `wait` for owned cells, and adds a number by cell; those of a step add up to zero.
+    // Counts the calls of `wait` for owned cells, and adds a number by cell; the numbers of a step add up to zero.
     __device__ void count_wait(const int (&cell)[N]) const
     {
+        const auto mixed = [](u64 n) { n *= 0x9e3779b97f4a7c15u; return n ^ n >> 29; };
         u64 at = 0, cells = 1;
-        for (int k = 0; k < N; ++k) {
+        for (int k = 0; k < N; cells *= u32(axis[k].end - axis[k].begin), ++k)
             at = at * u32(axis[k].end - axis[k].begin) + u32(cell[k] - axis[k].begin);
-            cells *= u32(axis[k].end - axis[k].begin);
-        }
-        if (is_owned(cell)) {
-            add_count(state + 24, mixed((at + 1) % cells) - mixed(at));
-            if ((take_count(state + 16, 1) + 1) % cells == 0 && load_state(state + 16).failed)
-                fail(CHECKED + 19);
-        }
-    }
-
-    static __device__ u64 mixed(u64 n)
-    {
-        n *= 0x9e3779b97f4a7c15u;
-        return (n ^ n >> 32) * 0xd6e8feb86659fd93u;
+        if (!is_owned(cell))
+            return;
+        add_count(state + 24, mixed((at + 1) % cells) - mixed(at));
+        if ((take_count(state + 16, 1) + 1) % cells == 0 && load_state(state + 16).failed)
+            fail(CHECKED + 19);
     }
 };
 }  // namespace halox
