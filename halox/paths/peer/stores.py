@@ -288,12 +288,7 @@ def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
         cells = np.arange(begin, end)
         codes.append((cells < near) + 2 * (cells >= far))
     counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0
-    digits = (
-        (0,),
-        (0, 1),
-        (0, 2),
-        (0, 1, 2),
-    )  # of the directions to no side, the low side, the high side, both
+    digits = (0,), (0, 1), (0, 2), (0, 1, 2)  # of directions to no side, low, high, both
     for sides in product(range(4), repeat=len(axes)):
         found = product(*(digits[side] for side in sides))
         if any(waited >> sum(n * 3**k for k, n in enumerate(number)) & 1 for number in found):

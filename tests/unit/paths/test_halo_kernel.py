@@ -123,8 +123,8 @@ CASES = {
         {"components_before": (2,), "fields": 3},
     ),
     "components last": (
-        decompose((8, 6), 2, periodic=True),
-        ((1, 1),) * 2,
+        decompose((8, 6), 2, periodic=True, proc_shape=(2, 1)),
+        ((1, 1), (2, 1)),
         {"components_after": (3,)},
     ),
     "three dimensions": (

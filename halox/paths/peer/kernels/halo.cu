@@ -121,9 +121,8 @@ struct Halo {
             put(below, value);
         if (inner)
             return;
-        u32 left = is_owned(cell) ? stored & among<&Axis::low, &Axis::high>(cell) : 0;
 #pragma unroll 1
-        for (; left; left &= left - 1) {
+        for (u32 left = is_owned(cell) ? stored & among<&Axis::low, &Axis::high>(cell) : 0; left; left &= left - 1) {
             const i64* copy = (const i64*)copies + (u32(field) * DIRECTIONS + __ffs(left) - 1) * (2 + N);
             i64 to = copy[0] + component * copy[1];
 #pragma unroll
