@@ -192,9 +192,7 @@ class StoreChannel(Channel):
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
         last = len(self._strides) - 2
-        side = (
-            3**last
-        )  # number of the direction to the low side of the last axis; 2 * side to the high side
+        side = 3**last  # the direction to the low side of the last axis; 2 * side to the high side
         alone = not waited >> side
         axes = [self._axis(axis, alone and axis == last) for axis in range(last + 1)]
         stride, begin, low, high, end, *_ = axes[last]
@@ -202,9 +200,9 @@ class StoreChannel(Channel):
         row_high = high if alone and stored >> 2 * side & 1 else end
         carry = (1 << 32) - _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        words += carry, self._strides[0], stride * (end - begin), row_low, row_high
+        more = carry, self._strides[0], stride * (end - begin), row_low, row_high
         self.argument = np.array(
-            (*words, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
+            (*words, *more, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
         )
         self.argument.flags.writeable = False
         return self
