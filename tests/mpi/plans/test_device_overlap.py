@@ -24,12 +24,42 @@ from tests.mpi.paths.channels import CopyRig, IpcRig, RecordedRig, ring
 Make = Callable[[type[RecordedRig]], RecordedRig]
 
 
-def overlap_of(mode: Any, exchange_us: float, extent: int = 96) -> DeviceOverlap:
-    """Return the loop over blocks of ``extent`` squared cells, with neighbours along the first axis."""
-    domain = decompose((3 * extent, extent), 3, periodic=(True, False), proc_shape=(3, 1))
+def overlap_of(mode: Any, remote_us: float, extent: int = 96, axis: int = 0) -> DeviceOverlap:
+    """Return the loop over blocks of ``extent`` squared cells, with neighbours along an axis."""
+    procs, sides = (3, 1) if axis == 0 else (1, 3), (axis == 0, axis == 1)
+    shape = [extent * parts for parts in procs]
+    domain = decompose(shape, 3, periodic=sides, proc_shape=procs)
     layout = FieldLayout(domain, 1, FieldSpec(((1, 1), (1, 1))))
-    described = replace(describe(np.zeros(layout.padded_shape)), device=0)
-    return DeviceOverlap(layout, 1, mode, (), described, exchange_us)
+    described = replace(describe(np.empty(layout.padded_shape)), device=0)
+    return DeviceOverlap(layout, 1, mode, (), described, remote_us)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("mode", "remote_us", "extent", "axis", "text"),
+    [
+        ("auto", 12, 2048, 0, "on in CUDA graphs, 12.0 us can be hidden"),
+        ("auto", 100, 4096, 0, "on, 67.2 us can be hidden"),
+        ("auto", 5, 4096, 0, "off, 5.0 us can be hidden"),
+        ("auto", 100, 512, 0, "off, 1.1 us can be hidden"),
+        ("auto", 12, 4096, 1, "off, 0.0 us can be hidden"),
+        ("auto", 0, 4096, 0, "off, no other rank sends halo cells"),
+        (True, 0, 4096, 0, "off, no other rank sends halo cells"),
+        (True, 1, 512, 0, "region(s) after it; on"),
+        (False, 100, 4096, 0, "region(s) after it; off"),
+        (True, 100, 60, 1, "off, the block has no cells so far from its halo"),
+    ],
+)
+def test_whether_a_loop_overlaps(
+    mode: Any,
+    remote_us: float,
+    extent: int,
+    axis: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "SIDE_STREAMS", Pool(lambda device: object()))
+    assert text in str(overlap_of(mode, remote_us, extent, axis))
 
 
 @pytest.fixture
