@@ -672,8 +672,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             Number of steps between exchanges, see `Plan.steps`: for steps that read ``w`` cells on each side, halos of
             ``every * w`` cells. Values above 1 need corners, and no phase and no ``connect``.
         overlap : {"auto", True, False}
-            Whether `Plan.overlap` computes during the exchange. "auto" times the first ten loops, with and without, and
-            keeps the faster way; each rank decides alone.
+            Whether `Plan.overlap` computes during the exchange. "auto" decides by the time of the first ten loops, on a
+            GPU by prediction; each rank decides alone.
 
         Returns
         -------

@@ -121,6 +121,10 @@ class Channel(ABC):
         """Begin one exchange; `finish` follows at once, without other work in between."""
         self.start()
 
+    def start_copied(self) -> None:
+        """Begin one exchange; on a GPU later work on the current stream finds this rank's copies to itself complete."""
+        self.start()
+
     def fill(self) -> None:  # noqa: B027 - most paths fill no walls
         """Fill halos beyond walls from cells of this rank alone, without an exchange."""
 

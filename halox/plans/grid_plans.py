@@ -71,6 +71,7 @@ class GridPlans:
         overlap: Literal["auto"] | bool,
     ) -> Plan:
         """Make the plan of `halox.Grid.plan`."""
+        from halox.plans.calibration import costs_of
         from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
 
         domain = self._domain
@@ -97,7 +98,12 @@ class GridPlans:
             with_corners = domain.division.corners if corners is None else corners
             return make_stores(domain.context, read, with_corners, *given)
 
-        return Plan(runner, Loops(read, every, overlap, domain.device_id, find), stores)
+        received = [row for row in runner.report.rows if row.direction == "receive"]
+        remote = [row for row in received if row.peer != runner.report.rank]
+        remote_us = (
+            domain.context.once(costs_of).together(remote) if runner.device is not None else 0.0
+        )
+        return Plan(runner, Loops(read, every, overlap, find, remote_us), stores)
 
     def make(
         self,

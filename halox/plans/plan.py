@@ -152,7 +152,10 @@ class Plan(Unique):
         The exchange also ends if the body leaves the loop by ``break`` or an error, at once if nothing else refers to
         the iterator, otherwise by its method ``close``. There is a rim at a wall only if a field of the plan has a
         boundary there. All cells are one region after the exchange if the block has no interior, or overlap is off: by
-        the option ``overlap`` of `Grid.plan`, or because it was slower.
+        the option ``overlap`` of `Grid.plan`, or because it is slower.
+
+        On a GPU regions may run at the same time. A rim's work belongs on CuPy's current stream, which is a stream of
+        its own while the loop yields it; regions must not write the same memory. The loop's end joins these streams.
         """
         return self._get_loops().overlap(width, field).loop(*self._find(fields), fields)
 
