@@ -8,7 +8,7 @@ with known arrays costs a dict look-up and the exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast
 import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
+from halox.decomposition.normalise import axis_number
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
@@ -51,6 +52,7 @@ else:
 Shape: TypeAlias = int | Sequence[int]
 Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Side: TypeAlias = Literal["low", "high"]
+Axes: TypeAlias = str | int | Sequence[str | int]
 
 Given = TypeVar("Given", bound="FieldLike")
 
@@ -560,25 +562,30 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
         return tuple(wall for wall in every if self.at_wall(*wall))
 
-    def at_wall(self, axis: int, side: Side) -> bool:
+    def at_wall(self, axis: int | str, side: Side) -> bool:
         """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local."""
-        return self.domain.plain.is_at_wall(axis, side)
+        return self.domain.plain.is_at_wall(axis_number(axis, self.dims), side)
+
+    def at_end(self, axis: int | str, side: Side) -> bool:
+        """Whether this rank has the first ("low") or last cells along an axis, also if it is periodic. Local."""
+        return self.domain.plain.is_at_end(axis_number(axis, self.dims), side)
 
     def wall(
-        self, field: Given, axis: int, side: Side, depth: int = 1, *, halo: bool = False
+        self, field: Given, axis: int | str, side: Side, depth: int = 1, *, halo: bool = False
     ) -> Given:
         """Return a view of the cells of a field next to a wall; empty on ranks that are not at this wall. Local.
 
         Parameters
         ----------
         field, axis, side
-            A field of the grid, and a wall as in `walls`.
+            A field of the grid, and a wall as in `walls`, or with the axis by its name in ``dims``.
         depth : int
             Number of layers of owned cells.
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
         """
-        index = self.layout(field).wall(axis, side, depth, halo=halo)
+        number = axis_number(axis, self.dims)
+        index = self.layout(field).wall(number, side, depth, halo=halo)
         return field[index]  # type: ignore[index, no-any-return]
 
     @short_errors
@@ -607,7 +614,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     # Exchanges
 
-    def exchange(self, *fields: FieldLike, corners: bool | None = None) -> None:
+    def exchange(
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+    ) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -618,6 +627,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             together, in one message per neighbour.
         corners : bool, optional
             Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
+        axes : str, int, or sequence of these, optional
+            Fill only the halo beyond the faces of these axes, given by name or number, and edges and corners that lie
+            in their halos alone: for steps along one axis. By default all axes.
 
         Notes
         -----
@@ -626,14 +638,18 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         array, or declaring another layout, also triggers a new plan. The last 512 plans are kept. Ordered with CuPy's
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
-        key = self.corners if corners is None else as_bool(corners)
+        key: Hashable = self.corners if corners is None else as_bool(corners)
+        if axes is not None:
+            key = self._plans.key(key, axes)
         cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._plans.add("copy", fields, corners, key)
+            cached = self._plans.add("copy", fields, corners, key, axes=axes)
         runner, bound = cached
         runner.run(bound)
 
-    def accumulate(self, *fields: FieldLike, corners: bool | None = None) -> None:
+    def accumulate(
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+    ) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
         It has the parameters and errors of `exchange`. Values are added in an order that does not change between runs.
@@ -645,10 +661,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         FieldError
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
-        key = ("add", self.corners if corners is None else as_bool(corners))
+        key: Hashable = ("add", self.corners if corners is None else as_bool(corners))
+        if axes is not None:
+            key = self._plans.key(key, axes)
         cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._plans.add("add", fields, corners, key)
+            cached = self._plans.add("add", fields, corners, key, axes=axes)
         runner, bound = cached
         runner.run(bound)
 
@@ -656,6 +674,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self,
         *fields: FieldLike,
         corners: bool | None = None,
+        axes: Axes | None = None,
         path: str | None = None,
         every: int = 1,
         overlap: Literal["auto"] | bool = "auto",
@@ -664,13 +683,13 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Parameters
         ----------
-        *fields, corners
+        *fields, corners, axes
             The same as for `exchange`.
         path : str, optional
             The data path of this plan; by default the path of the grid.
         every : int
             Number of steps between exchanges, see `Plan.steps`: for steps that read ``w`` cells on each side, halos of
-            ``every * w`` cells. Values above 1 need corners, and no phase and no ``connect``.
+            ``every * w`` cells. Values above 1 need all axes and corners, and no phase and no ``connect``.
         overlap : {"auto", True, False}
             Whether `Plan.overlap` computes during the exchange. "auto" times the first ten loops, with and without, and
             keeps the faster way; each rank decides alone.
@@ -684,7 +703,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -----
         Collective. With ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
-        return self._plans.persistent(fields, corners, path, every, overlap)
+        return self._plans.persistent(fields, corners, path, every, overlap, axes)
 
     def describe(self) -> str:
         """Return a text about the division of the grid; local."""

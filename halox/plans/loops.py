@@ -53,8 +53,9 @@ class Overlap:
         mode: Mode,
         device: int | None,
         others: Sequence[FieldLayout] = (),
+        fixed: Sequence[int] = (),
     ) -> None:
-        self._early, self._late = overlap_regions(layout, width, others)
+        self._early, self._late = overlap_regions(layout, width, others, fixed)
         self._whole = owned_cells(layout)
         self._device = device
         self._is_on: bool | None = None if mode == "auto" else mode
@@ -127,12 +128,22 @@ class Loops:
     """Loops over the cells of a plan's fields, and other arrays for its calls.
 
     ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`. ``find``
-    returns the plan of other arrays, and its argument; it makes the plan in the first call with them.
+    returns the plan of other arrays, and its argument; it makes the plan in the first call with them. The exchange
+    leaves out the ``fixed`` grid axes.
     """
 
-    def __init__(self, read: Read, every: int, mode: Mode, device: int | None, find: Find) -> None:
+    def __init__(
+        self,
+        read: Read,
+        every: int,
+        mode: Mode,
+        device: int | None,
+        find: Find,
+        fixed: tuple[int, ...] = (),
+    ) -> None:
         self._layouts = [layout for _, layout in read]
         self._every, self._mode, self._device, self.find = every, mode, device, find
+        self._fixed = fixed
         self._overlaps: dict[tuple[int | None, int], Overlap] = {}
         self._deep: dict[int, tuple[Cells, ...]] = {}
 
@@ -147,7 +158,7 @@ class Loops:
         if known is None:
             others = [one for n, one in enumerate(self._layouts) if n != number]
             layout = self._layouts[number]
-            known = Overlap(layout, distance, self._mode, self._device, others)
+            known = Overlap(layout, distance, self._mode, self._device, others, self._fixed)
             self._overlaps[distance, number] = known
         return known
 

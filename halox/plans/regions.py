@@ -72,17 +72,21 @@ def owned_cells(layout: FieldLayout) -> Cells:
 
 
 def overlap_regions(
-    layout: FieldLayout, width: int | None, others: Sequence[FieldLayout] = ()
+    layout: FieldLayout,
+    width: int | None,
+    others: Sequence[FieldLayout] = (),
+    fixed: Sequence[int] = (),
 ) -> tuple[tuple[Cells, ...], tuple[Cells, ...]]:
     """Return the regions to compute during an exchange, and the regions to compute after it.
 
     Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
     points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
-    the field's halo is wide. If all cells are nearer, the only region is in the second part.
+    the field's halo is wide. If all cells are nearer, the only region is in the second part. The exchange leaves out
+    the ``fixed`` axes.
     """
     inner, box = _owned(layout), _owned(layout)
     for each in (layout, *others):
-        for axis, (low, high) in enumerate(_unwritten(each, width)):
+        for axis, (low, high) in enumerate(_unwritten(each, width, fixed)):
             unit, origin = _unit(layout, axis), layout.origin[axis]
             first, stop = inner[axis]
             # Pairs of cells are whole.
@@ -98,7 +102,7 @@ def overlap_regions(
     return (_cells(layout, box),), tuple(regions)
 
 
-def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
+def _unwritten(layout: FieldLayout, width: int | None, fixed: Sequence[int]) -> list[Interval]:
     """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes."""
     spec, decomposition = layout.spec, layout.decomposition
     # An exchange also writes owned points, at most in the outermost layer: the line of a fold, constants on walls.
@@ -108,6 +112,7 @@ def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
         for axis, pair in enumerate(sides)
         for side, boundary in enumerate(pair)
         if spec.staggered[axis] and boundary is not None and boundary.kind == "constant"
+        if axis not in fixed
     }
     owned_too.update(decomposition.joined_sides)
     result = []
@@ -118,7 +123,7 @@ def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
         halos = spec.halo[axis][0], max(spec.halo[axis][1], spec.staggered[axis])
         for side, (halo, inward) in enumerate(zip(halos, (1, -1), strict=True)):
             edges = []  # the first index inwards that an exchange does not write, and the width of the halo
-            if filled[side] and halo:
+            if filled[side] and halo and axis not in fixed:
                 reach = min(halo, max(spec.offsets, default=halo))
                 edges.append((unit * (owned.start, owned.stop)[side], reach))
             if (axis, side) in owned_too:

@@ -155,10 +155,12 @@ def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
         ends = (comm.rank == 0, comm.rank == comm.size - 1)
         assert (grid.at_wall(0, "low"), grid.at_wall(0, "high")) == ends
         assert not grid.at_wall(1, "low") and not grid.at_wall(-1, "high")
+        assert (grid.at_wall("x", "low"), grid.at_end("x", "high")) == ends
+        assert grid.at_end("y", "low") and grid.at_end(-1, "high") and not grid.at_wall("y", "low")
         names = zip(("low", "high"), ends, strict=True)
         assert grid.walls == tuple((0, side) for side, is_wall in names if is_wall)
         u = grid.zeros(components=3)
-        view = grid.wall(u, 0, "high", depth=2)
+        view = grid.wall(u, "x", "high", depth=2)
         assert view.shape == (3, 2 * ends[1], 6)
         view[...] = 1
         assert grid.sum(u) == 3 * 2 * 6
@@ -166,8 +168,10 @@ def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
         assert np.shares_memory(view, u) or not ends[1]
         with pytest.raises(FieldError, match="side"):
             grid.at_wall(0, "left")  # type: ignore[arg-type]
-        with pytest.raises(FieldError, match="axis"):
-            grid.at_wall(2, "low")
+        for axis in (2, "z"):
+            for find in (grid.at_wall, grid.at_end, lambda *wall: grid.wall(u, *wall)):
+                with pytest.raises(FieldError, match="axis: the grid axes are 'x', 'y'"):
+                    find(axis, "low")
 
 
 @pytest.mark.usually(2)
