@@ -98,8 +98,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
         called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
         "high", and ``indices`` has the global indices of its cells, one array per axis, which wrap along periodic axes.
-        It is also called once when a plan is made, and must make no collective call. One boundary for all axes applies
-        to sides without neighbours.
+        With five parameters it also gets the field, as an array of the same memory. It is also called once when a plan
+        is made, and must make no collective call. One boundary for all axes applies to sides without neighbours.
     connect : dict, optional
         Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
         itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,

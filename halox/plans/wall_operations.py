@@ -144,6 +144,9 @@ class WallOperations:
         if kind == "function":
             slab, indices = box_view(fill.box, self._described), self._walls.indices(xp, fill)
             operands = (boundary.function, slab, fill.along.axis, fill.along.side, indices)
+            if boundary.takes_field:
+                whole = (slice(None),) * len(self._described.shape)
+                operands = (*operands, box_view(whole, self._described))
             yield ArrayOperation(self._call, operands, Call)
             return
         if kind == "phase":

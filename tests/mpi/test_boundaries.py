@@ -19,8 +19,10 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
+from tests.mpi.bad_input import raised_by_all
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
+from tests.oracle import allocated
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
@@ -141,6 +143,36 @@ def test_a_function_fills_the_slabs(comm: MPI.Intracomm) -> None:
         expected = np.arange(5) - 100.0
         assert agree(comm.rank > 0 or np.array_equal(u[0, 1:-1], expected), comm)
         assert agree(set(sides) == ({(0, "low")} if comm.rank == 0 else set()), comm)
+
+
+@pytest.mark.parametrize("allocation", ["grid", "C", "turned", "backwards", "part"])
+def test_a_function_gets_its_field(allocation: str, comm: MPI.Intracomm) -> None:
+    """A function with five parameters gets the array of the call, whichever it is; its layout is that of the field."""
+    right = []
+
+    def outflow(slab: Any, axis: int, side: str, indices: Any, field: Any) -> None:
+        layers, end = grid.interior(field).swapaxes(0, 1), 0
+        if side == "high":
+            layers, end = layers[::-1], grid.grid_shape[0] - 1
+        slab[...] = layers[0, :, None] + abs(indices[0] - end) * (layers[0] - layers[1])[:, None]
+
+    def scaled(slab: Any, axis: int, side: str, indices: Any, scale: float = 2.0) -> None:
+        right.append(scale == 2.0)
+
+    options: Any = {"proc_shape": (comm.size, 1), "comm": comm, "device": "cpu"}
+    with halox.Grid((3 * comm.size, 8), halo=2, **options) as grid:
+        plain: Any = {"components": 2, "boundary": (outflow, None)}
+        arrays = [grid.zeros("f8", **plain) for _ in range(3)]
+        if allocation != "grid":
+            arrays = [grid.declare(allocated(grid, one, allocation), **plain) for one in arrays]
+        v, w = grid.zeros(components=2, boundary=("extrapolate", None)), grid.zeros(boundary=scaled)
+        for number, u in enumerate(arrays):
+            values = np.random.default_rng([number, comm.rank]).integers(-9, 10, u.shape)
+            u[...], v[...] = values, values
+            grid.exchange(u, w)
+            grid.exchange(v)
+            right.append(np.array_equal(u, v))
+        assert agree(all(right), comm), right
 
 
 def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
@@ -322,6 +354,7 @@ def test_accumulate_in_another_byte_order(dtype: str, comm: MPI.Intracomm) -> No
     ("options", "field"),
     [
         ({"boundary": "mirror"}, {}),
+        ({"boundary": 0.0}, {}),
         ({"boundary": ("edge",) * 3}, {}),
         ({"boundary": ("edge", None), "periodic": (True, False)}, {}),
         ({"boundary": (("periodic", "edge"), None)}, {}),
@@ -352,6 +385,25 @@ def test_bad_input(options: dict[str, Any], field: dict[str, Any], comm: MPI.Int
     ):
         u = grid.zeros(field.pop("dtype", "f8"), **field)
         grid.exchange(u)
+
+
+@pytest.mark.usually(2)
+@pytest.mark.parametrize(
+    ("word", "boundary"),
+    [
+        ("Dirichlet", "antisymmetric"),
+        ("neumann", "symmetric"),
+        ("wall", "antisymmetric"),
+        ("zero", "constant"),
+        (0.0, ("constant", 0.0)),
+        (np.float32(2), ("antisymmetric", 2.0)),
+    ],
+)
+def test_words_of_other_programs(word: Any, boundary: Any, comm: MPI.Intracomm) -> None:
+    """The error has the boundary that does the same."""
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+        text = str(boundary).replace("'", '"') if isinstance(boundary, tuple) else f'"{boundary}"'
+        raised_by_all(comm, FieldError, text, lambda: grid.zeros(boundary=(word, None)))
 
 
 @pytest.mark.usually(2)
