@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, get_args, overload
 
 import numpy.typing as npt
 
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from halox.domain.dimension_names import GridCoords
-    from halox.domain.options import Arguments
+    from halox.domain.options import Arguments, Axes
     from halox.io.checkpoint.arguments import Progress
     from halox.io.checkpoint.loading import Loaded
+    from halox.io.regions import CellRanges
     from halox.plans.device_loop import Loop
     from halox.runtime.array_types import FieldLike, GpuArray
     from halox.solvers.coarsening import Coarse
@@ -52,7 +54,6 @@ else:
 Shape: TypeAlias = int | Sequence[int]
 Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Side: TypeAlias = Literal["low", "high"]
-Axes: TypeAlias = str | int | Sequence[str | int]
 
 Given = TypeVar("Given", bound="FieldLike")
 
@@ -96,16 +97,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ``a``; on a staggered axis the point on the wall also gets it. ("gradient", g) changes by ``g`` per cell in the
         direction of the axis. "periodic" or "wrap" is the same as ``periodic``. ("phase", z) is periodic, and
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
-        called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
-        "high", and ``indices`` has the global indices of its cells, one array per axis, which wrap along periodic axes.
-        With five parameters it also gets the field, as an array of the same memory. It is also called once when a plan
-        is made, and must make no collective call. One boundary for all axes applies to sides without neighbours.
+        called as ``function(slab, axis, side, indices)``, or with five parameters ``function(slab, axis, side, indices,
+        field)``, to fill ``slab``, a view of the halo at the ``side`` "low" or "high". ``indices`` has the global
+        indices of its cells, one array per axis, which wrap along periodic axes. It is also called once when a plan is
+        made, and must make no collective call. One boundary for all axes applies to sides without neighbours.
     connect : dict, optional
-        Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
-        itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
-        ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides with each
-        other: a Moebius strip, ``{0: Connection(flip=1)}``. Only one axis can have joined sides. Exchanges fill the
-        halo there, corners included, from the owners of the points. Its width is less than the extent of the axis.
+        Sides of one axis that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins
+        a side with itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n``
+        longitudes, ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides
+        with each other: a Moebius strip, ``{0: Connection(flip=1)}``. The halo there is narrower than the axis.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
         Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
@@ -257,6 +257,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.padded_shape: tuple[int, ...] = domain.plain.padded_shape
         self.rank_shape: tuple[int, ...] = domain.rank_shape
         self.owned: tuple[slice, ...] = domain.plain.owned
+        self.dims: tuple[str, ...] = domain.labels.dims
         self.device: Literal["cpu", "gpu"] = division.device
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
@@ -305,9 +306,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         numpy.ndarray or cupy.ndarray
             Shape ``padded_shape``, between the component axes. For a field of one parity, a block of ``n`` cells with
             the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
-            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
-            neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
-            memory (in huge pages), since packing from private memory is faster.
+            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, unless it is
+            large and divided along its innermost axis.
 
         Raises
         ------
@@ -461,9 +461,11 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         return field[self.layout(field).interior]  # type: ignore[index, no-any-return]
 
     @property
-    def dims(self) -> tuple[str, ...]:
-        """Names of the axes in labelled arrays and checkpoints."""
-        return self.domain.labels.dims
+    def cells(self) -> CellRanges:
+        """Cells by global indices: ``u[grid.cells[:-1, 1:]]`` are the cells of this range that the rank owns."""
+        from halox.io.regions import CellRanges
+
+        return CellRanges(self.domain.plain, self.layout)
 
     @property
     def coords(self) -> GridCoords:
@@ -558,8 +560,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     @property
     def walls(self) -> tuple[tuple[int, Side], ...]:
         """The ``(axis, side)`` at which this rank's block ends the grid; none on periodic and joined axes."""
-        sides: tuple[Side, ...] = ("low", "high")
-        every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
+        every = product(range(len(self.grid_shape)), get_args(Side))
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int | str, side: Side) -> bool:
@@ -584,8 +585,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
         """
-        number = axis_number(axis, self.dims)
-        index = self.layout(field).wall(number, side, depth, halo=halo)
+        index = self.layout(field).wall(axis_number(axis, self.dims), side, depth, halo=halo)
         return field[index]  # type: ignore[index, no-any-return]
 
     @short_errors
@@ -628,8 +628,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         corners : bool, optional
             Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
         axes : str, int, or sequence of these, optional
-            Fill only the halo beyond the faces of these axes, given by name or number, and edges and corners that lie
-            in their halos alone: for steps along one axis. By default all axes.
+            Fill only the halos along these axes, by name or number, with the corners that lie in these halos alone.
 
         Notes
         -----
@@ -661,13 +660,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         FieldError
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
-        key: Hashable = ("add", self.corners if corners is None else as_bool(corners))
-        if axes is not None:
-            key = self._plans.key(key, axes)
-        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
-        if cached is None:
-            cached = self._plans.add("add", fields, corners, key, axes=axes)
-        runner, bound = cached
+        kind = "add", self.corners if corners is None else as_bool(corners)
+        key = self._plans.key(kind, axes)
+        runner, bound = self._plans.of_call(fields, corners, key, "add", axes=axes)
         runner.run(bound)
 
     def plan(

@@ -40,16 +40,21 @@ class GridPlans:
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
         try:
-            return key, other_axes(axes, self._domain.labels.dims)
+            return (key, self._fixed(axes)) if axes is not None else key
         except FieldError:
             return key, None
 
     def of_call(
-        self, fields: tuple[object, ...], corners: bool | None, key: Hashable, **options: Any
+        self,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        key: Hashable,
+        operation: Operation = "copy",
+        **options: Any,
     ) -> CachedPlan:
         """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
         known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
-        return known or self.add("copy", fields, corners, key, **options)
+        return known or self.add(operation, fields, corners, key, **options)
 
     @single_threaded
     def add(

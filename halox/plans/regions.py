@@ -49,11 +49,14 @@ class Cells(tuple[slice, ...]):
     def shifted(self, *by: int) -> Cells:
         """Return the box moved by a number of cells along each grid axis: the neighbours that a stencil reads.
 
-        Raises `FieldError` unless there is an int for each grid axis, and if the box would leave the array.
+        A box without cells is not moved. Raises `FieldError` unless there is an int for each grid axis, and if the box
+        would leave the array.
         """
         ndim = len(self.start)
         if len(by) != ndim or None in map(as_int, by):
             raise FieldError(f"shifted takes an int for each of {ndim} grid axes, got {shown(by)}")
+        if not all(self.shape):
+            return self
         moves = iter(by)
         moved = Cells(
             cut if cut.start is None else slice(cut.start + (n := next(moves)), cut.stop + n)
@@ -69,6 +72,15 @@ class Cells(tuple[slice, ...]):
 def owned_cells(layout: FieldLayout) -> Cells:
     """Return all cells that the rank owns."""
     return _cells(layout, _owned(layout))
+
+
+def cells_of_range(layout: FieldLayout, cuts: Sequence[slice]) -> Cells:
+    """Return the cells of a range of global indices that the rank owns; without any, an empty box of the array."""
+    box = []
+    for cut, owned, origin in zip(cuts, layout.owned, layout.origin, strict=True):
+        start, stop = (min(max(n, owned.start), owned.stop) for n in (cut.start, cut.stop))
+        box.append((start - origin, stop - origin))
+    return _cells(layout, box)
 
 
 def overlap_regions(
