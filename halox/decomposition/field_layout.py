@@ -225,25 +225,23 @@ class FieldLayout:
             last = 2 * last + (sum(others) + PARITIES.index(self.spec.parity)) % 2
         return (*others, last)
 
-    def is_at_wall(self, axis: int, side: str) -> bool:
-        """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.
-
-        Raises `FieldError` if there is no such axis or side.
-        """
-        ndim, number = self.spec.ndim, as_int(axis)
-        if number is None or not -ndim <= number < ndim:
-            raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
+    def is_at_end(self, axis: int, side: str) -> bool:
+        """Whether the rank's block is the last one towards a side; `FieldError` if there is no such side."""
         if side not in SIDES:
             raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
-        wall = number % ndim, SIDES.index(side)
-        is_open = self.decomposition.periodic[number] or wall in self.decomposition.joined_sides
-        return not is_open and self.at_wall[wall[0]][wall[1]]
+        return self.at_wall[axis][SIDES.index(side)]
+
+    def is_at_wall(self, axis: int, side: str) -> bool:
+        """Whether `is_at_end`, and the axis is not periodic or joined there."""
+        is_at_end, joined = self.is_at_end(axis, side), self.decomposition.joined_sides
+        is_open = self.decomposition.periodic[axis] or (axis, SIDES.index(side)) in joined
+        return is_at_end and not is_open
 
     def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
         """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
         is_there = self.is_at_wall(axis, side)
         index = [slice(None)] * len(self.padded_shape) if halo else list(self.interior)
-        place = len(self.spec.components_before) + axis % self.spec.ndim
+        place = len(self.spec.components_before) + axis
         owned, number = self.interior[place], as_int(depth)
         extent = owned.stop - owned.start
         if number is None or number < 0 or (is_there and number > extent):

@@ -27,17 +27,24 @@ Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Runner, Bound | None]]
 class Loops:
     """Loops over the cells of a plan's fields, and other arrays for its calls.
 
-    ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`,
-    ``remote_us`` the predicted time of the messages of other ranks on a GPU, 0 if there are none. ``find`` returns
-    the plan of other arrays, and its argument; it makes the plan in the first call with them.
+    ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`. ``find``
+    returns the plan of other arrays, and its argument; it makes the plan in the first call with them. The exchange
+    leaves out the ``fixed`` grid axes. ``remote_us`` is the predicted time of the messages of other ranks on a GPU, 0
+    if there are none.
     """
 
     def __init__(
-        self, read: Read, every: int, mode: Mode, find: Find, remote_us: float = 0.0
+        self,
+        read: Read,
+        every: int,
+        mode: Mode,
+        find: Find,
+        fixed: tuple[int, ...] = (),
+        remote_us: float = 0.0,
     ) -> None:
         self._read, self._layouts = read, [layout for _, layout in read]
         self._every, self._mode, self.find = every, mode, find
-        self._remote_us = remote_us
+        self._fixed, self._remote_us = fixed, remote_us
         self._overlaps: dict[tuple[int | None, int], Overlap] = {}
         self._deep: dict[int, tuple[Cells, ...]] = {}
 
@@ -53,9 +60,11 @@ class Loops:
             others = [one for n, one in enumerate(self._layouts) if n != number]
             described, layout = self._read[number]
             known = (
-                Overlap(layout, distance, self._mode, others)
+                Overlap(layout, distance, self._mode, others, self._fixed)
                 if described.device is None
-                else DeviceOverlap(layout, distance, self._mode, others, described, self._remote_us)
+                else DeviceOverlap(
+                    layout, distance, self._mode, others, self._fixed, described, self._remote_us
+                )
             )
             self._overlaps[distance, number] = known
         return known

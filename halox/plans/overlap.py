@@ -53,9 +53,10 @@ class Overlap:
         width: int | None,
         mode: Mode,
         others: Sequence[FieldLayout] = (),
+        fixed: Sequence[int] = (),
         multiples: Sequence[int] = (),
     ) -> None:
-        self._early, self._late = overlap_regions(layout, width, others, multiples)
+        self._early, self._late = overlap_regions(layout, width, others, fixed, multiples)
         self._whole = owned_cells(layout)
         self._is_on: bool | None = None if mode == "auto" else mode
         self._why = ""
@@ -131,6 +132,7 @@ class DeviceOverlap(Overlap):
         width: int | None,
         mode: Mode,
         others: Sequence[FieldLayout],
+        fixed: Sequence[int],
         described: Described,
         remote_us: float,
     ) -> None:
@@ -139,7 +141,7 @@ class DeviceOverlap(Overlap):
         strides = described.strides[first : first + layout.spec.ndim]
         inner = strides.index(min(strides))
         multiples = [RIM_CELLS if axis == inner else 1 for axis in range(len(strides))]
-        super().__init__(layout, width, mode, others, multiples)
+        super().__init__(layout, width, mode, others, fixed, multiples)
         device = described.device
         assert device is not None
         self._sides = [pools.SIDE_STREAMS.acquire(device) for _ in self._late or [()]]

@@ -49,11 +49,14 @@ class Cells(tuple[slice, ...]):
     def shifted(self, *by: int) -> Cells:
         """Return the box moved by a number of cells along each grid axis: the neighbours that a stencil reads.
 
-        Raises `FieldError` unless there is an int for each grid axis, and if the box would leave the array.
+        A box without cells is not moved. Raises `FieldError` unless there is an int for each grid axis, and if the box
+        would leave the array.
         """
         ndim = len(self.start)
         if len(by) != ndim or None in map(as_int, by):
             raise FieldError(f"shifted takes an int for each of {ndim} grid axes, got {shown(by)}")
+        if not all(self.shape):
+            return self
         moves = iter(by)
         moved = Cells(
             cut if cut.start is None else slice(cut.start + (n := next(moves)), cut.stop + n)
@@ -71,24 +74,35 @@ def owned_cells(layout: FieldLayout) -> Cells:
     return _cells(layout, _owned(layout))
 
 
+def cells_of_range(layout: FieldLayout, cuts: Sequence[slice]) -> Cells:
+    """Return the cells of a range of global indices that the rank owns; without any, an empty box of the array."""
+    box = []
+    for cut, owned, origin in zip(cuts, layout.owned, layout.origin, strict=True):
+        start, stop = (min(max(n, owned.start), owned.stop) for n in (cut.start, cut.stop))
+        box.append((start - origin, stop - origin))
+    return _cells(layout, box)
+
+
 def overlap_regions(
     layout: FieldLayout,
     width: int | None,
     others: Sequence[FieldLayout] = (),
+    fixed: Sequence[int] = (),
     multiples: Sequence[int] = (),
 ) -> tuple[tuple[Cells, ...], tuple[Cells, ...]]:
     """Return the regions to compute during an exchange, and the regions to compute after it.
 
     Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
     points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
-    the field's halo is wide. If no interior remains, the only region is in the second part.
+    the field's halo is wide. If no interior remains, the only region is in the second part. The exchange leaves out
+    the ``fixed`` axes.
 
     On a GPU ``multiples`` has a number for each grid axis, and rims are multiples of it thick. A side where this rank
     fills its own halo has no rim: that halo is filled before the first region.
     """
     inner, box = _owned(layout), _owned(layout)
     for each in (layout, *others):
-        for axis, (low, high) in enumerate(_unwritten(each, width, remote=bool(multiples))):
+        for axis, (low, high) in enumerate(_unwritten(each, width, fixed, remote=bool(multiples))):
             unit, origin = _unit(layout, axis), layout.origin[axis]
             first, stop = inner[axis]
             # Pairs of cells are whole.
@@ -108,7 +122,9 @@ def overlap_regions(
     return (_cells(layout, box),), tuple(regions)
 
 
-def _unwritten(layout: FieldLayout, width: int | None, *, remote: bool) -> list[Interval]:
+def _unwritten(
+    layout: FieldLayout, width: int | None, fixed: Sequence[int], *, remote: bool
+) -> list[Interval]:
     """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes.
 
     With ``remote``, except the halo along axes that are periodic within the rank.
@@ -121,6 +137,7 @@ def _unwritten(layout: FieldLayout, width: int | None, *, remote: bool) -> list[
         for axis, pair in enumerate(sides)
         for side, boundary in enumerate(pair)
         if spec.staggered[axis] and boundary is not None and boundary.kind == "constant"
+        if axis not in fixed
     }
     owned_too.update(decomposition.joined_sides)
     result = []
@@ -132,7 +149,7 @@ def _unwritten(layout: FieldLayout, width: int | None, *, remote: bool) -> list[
         halos = spec.halo[axis][0], max(spec.halo[axis][1], spec.staggered[axis])
         for side, (halo, inward) in enumerate(zip(halos, (1, -1), strict=True)):
             edges = []  # the first index inwards that an exchange does not write, and the width of the halo
-            if filled[side] and halo:
+            if filled[side] and halo and axis not in fixed:
                 reach = min(halo, max(spec.offsets, default=halo))
                 edges.append((unit * (owned.start, owned.stop)[side], reach))
             if (axis, side) in owned_too:

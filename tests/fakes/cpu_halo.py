@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import halox
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, exchange_regions
 from halox.paths.peer import stores
 from halox.runtime.arrays import Described, describe
 from tests.fakes.cpu_kernels import FLAGS, compiled_once, own_copy
@@ -258,6 +258,7 @@ def connect(
     *,
     fields: int = 2,
     corners: bool = True,
+    fixed: Sequence[int] = (),
     limit_s: float = LIMIT_S,
     **options: Any,
 ) -> list[Rank]:
@@ -265,7 +266,8 @@ def connect(
     ranks = [Rank(domain, number, spec, fields, **options) for number in range(domain.ranks)]
     with host_cuda():
         for rank in ranks:
-            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
+            regions = exchange_regions(rank.layout, corners, fixed)
+            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, regions, (), ())
         offers = [rank.channel.offer(None) for rank in ranks]
         for rank in ranks:
             rank.channel.accept({peer: offers[peer][rank.number] for peer in rank.channel.peers})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from halox.decomposition import FieldLayout, exchange_regions
+from halox.decomposition import FieldLayout
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
@@ -97,14 +97,15 @@ def make_stores(context: Context, *given: Any) -> StoreChannel:
 class StoreChannel(Channel):
     """State, flags and tables of a plan's kernels on this rank; a channel only for its end with the plan.
 
-    ``read`` and ``arrays`` are the fields of the plan, ``routes`` the peer, path and reason of each message. Raises
+    ``read`` and ``arrays`` are the fields of the plan, ``regions`` those of its exchange, and ``routes`` the peer, path
+    and reason of each message. Raises
     `FieldError` if kernels cannot store to a field, and `PathError` if a message does not take the peer path.
     """
 
     needs_host = False
 
     def __init__(
-        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Any
+        self, context: Context, read: Sequence[Field], regions: Any, arrays: Any, routes: Any
     ) -> None:
         self._world, self._arrays = context.world, arrays
         self._fields, layout = [described for described, _ in read], read[0][1]
@@ -124,9 +125,7 @@ class StoreChannel(Channel):
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
-        regions = [
-            region for region in exchange_regions(layout, corners) if region.send or region.recv
-        ]
+        regions = [region for region in regions if region.send or region.recv]
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
         self._cut = cut = slice(first, first + layout.spec.ndim)

@@ -176,6 +176,21 @@ def test_faces_only() -> None:
         np.testing.assert_array_equal(rank.arrays[1], expected)
 
 
+@pytest.mark.parametrize("procs", [(2, 2), (1, 4)])
+def test_along_one_axis(procs: tuple[int, int]) -> None:
+    """The halo along the other axis keeps its contents, as in an exchange along one axis."""
+    domain = decompose((8, 8), 4, periodic=True, proc_shape=procs)
+    ranks = connect(domain, FieldSpec(((1, 1),) * 2), fixed=(0,))
+    whole = random_whole(domain, 1)
+    for rank in ranks:
+        rank.arrays[0][...] = part(rank, whole)
+    at_once(lambda rank: rank.step(1, 0), ranks)
+    for rank in ranks:
+        expected = part(rank, advanced(whole, domain, 1, False)).copy()
+        expected[[0, -1]] = POISON
+        np.testing.assert_array_equal(rank.arrays[1], expected)
+
+
 def test_layout_of_the_argument() -> None:
     for ndim in (1, 2, 3):
         rank = connect(decompose((8,) * ndim, 1), FieldSpec(((1, 1),) * ndim))[0]

@@ -101,7 +101,7 @@ def test_regions_on_a_gpu(case: Case, width: int, multiples: list[int]) -> None:
     """Each owned cell is in one region. The interior reads no halo of other ranks; rims are multiples thick."""
     multiples = multiples[: len(case.shape)]
     for layout, *others in zip(*(layouts(case, f) for f in case.fields), strict=True):
-        early, late = overlap_regions(layout, width, others, multiples)
+        early, late = overlap_regions(layout, width, others, multiples=multiples)
         inside = np.zeros(layout.padded_shape, bool)
         inside[layout.interior] = True
         assert (counts(layout, early + late) == inside).all()
@@ -119,14 +119,14 @@ def test_regions_on_a_gpu(case: Case, width: int, multiples: list[int]) -> None:
 def test_no_rims_within_a_rank() -> None:
     """Rims of 32 cells along the last axis, and none along the second one, which is periodic within the rank."""
     for layout in laid_out((40, 6, 300), (2, 1, 2), True, halo=2):
-        (interior,), late = overlap_regions(layout, 1, (), (1, 1, 32))
+        (interior,), late = overlap_regions(layout, 1, (), multiples=(1, 1, 32))
         assert interior.start == (3, 2, 34) and interior.shape == (18, 6, 86)
         assert [tuple(map(int, rim.shape)) for rim in late] == [
             *[(1, 6, 150)] * 2,
             *[(18, 6, 32)] * 2,
         ]
     for layout in laid_out((40, 6, 120), (2, 1, 2), True):
-        assert overlap_regions(layout, 1, (), (1, 1, 32)) == ((), (layout.interior,))
+        assert overlap_regions(layout, 1, (), multiples=(1, 1, 32)) == ((), (layout.interior,))
 
 
 def test_widths_count_from_sides_that_receive() -> None:
@@ -218,7 +218,7 @@ def test_steps_for_which_deep_halos_pay() -> None:
     def find(_: tuple[object, ...]) -> Any:
         raise AssertionError
 
-    loops = Loops(read, 1, "auto", None, find)
+    loops = Loops(read, 1, "auto", find)
     (note,) = loops.notes(100.0)
     assert note.endswith("they pay for steps of less than " + ", ".join(limits))
     assert loops.notes(0.0) == ()
