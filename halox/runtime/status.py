@@ -76,6 +76,7 @@ CALLS = (
     "random",
     "making Points",
     "get",
+    "collect",
     "coarsen",
     "linear_operator",
     "making an Output",

@@ -45,6 +45,9 @@ def check_points(comm: MPI.Intracomm) -> list[str]:
                         mine.exchange(field)
                         result = found if mine is grid else expected
                         result += [ones.get(field), ones.get(field)]
+                        for _ in range(70):  # two chunks
+                            ones.record(field)
+                        result.append(ones.collect())
                         ones.add(field, values)
                         result.append(mine.gather(field))
                     same = all(
