@@ -77,6 +77,7 @@ CALLS = (
     "random",
     "making Points",
     "get",
+    "collect",
     "coarsen",
     "linear_operator",
     "making an Output",
