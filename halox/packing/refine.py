@@ -105,17 +105,16 @@ def paired(
     datatype: Datatype,
     count: int,
     packed: int,
-    limit: int = MAX_PARTS,
     *,
     array: int | None = None,
 ) -> list[tuple[Side, Side]] | None:
     """Pair the strided parts of some items with their places in packed memory.
 
     Displacement 0 is at address ``pointer`` of the array with the number ``array``, and the first packed byte is at
-    ``packed``. The pairs, array side first, together hold every byte once. None if the items have more than ``limit``
-    parts.
+    ``packed``. The pairs, array side first, together hold every byte once. None if the items have more than
+    `MAX_PARTS` parts.
     """
-    parts = datatype.items(count).parts(limit)
+    parts = datatype.items(count).parts(MAX_PARTS)
     if parts is None:
         return None
     return [(Side(pointer, part.memory, array), Side(packed, part.packed)) for part in parts]
