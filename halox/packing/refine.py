@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -242,13 +241,9 @@ def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
     """Cut a copy at byte positions of its packed order.
 
     ``ends`` are the ends of the parts, in ascending order; the last end is the copy's size. A part may be
-    empty. Returns the copies of each part, which are few if both sides have few levels. Raises
-    `DatatypeError` if the sides have different numbers of bytes, or ``ends`` does not ascend to this number.
+    empty. Returns the copies of each part, which are few if both sides have few levels.
     """
     source, target = _runs_of(copy)
-    nbytes = copy.source.strided.nbytes
-    if not ends or ends[-1] != nbytes or any(a > b for a, b in pairwise(ends)):
-        raise DatatypeError(f"ends: got {list(ends)}, must ascend to the copy's {nbytes} bytes")
     parts, start = [], 0
     for end in ends:
         sides = ([*run.range(start, end - start)] for run in (source, target))
