@@ -18,7 +18,6 @@ from halox.packing.device_packer import (
     Base,
     DevicePacker,
     Launches,
-    StreamLike,
     nothing,
     table_launch,
 )
@@ -28,7 +27,6 @@ from halox.packing.strided_plan import BASES, StridedPlan, plan
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -242,9 +240,6 @@ class _Launch:
             more=mark.arguments if mark else (),
             bases=self._bases,
         ).launch
-
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
 
     def launch_with(self, stream: int, array: int, packed: int) -> None:
         """Launch a packing or an unpacking with these addresses; thread-safe."""

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from halox.errors import DeviceError
-from halox.packing.device_packer import Base, DevicePacker, StreamLike, nothing, table_launch
+from halox.packing.device_packer import Base, DevicePacker, nothing, table_launch
 from halox.packing.workunits_lists import unit_list
 from halox.packing.workunits_plan import SEGMENTS, Rows, launch_of, repeated, table, unit_bytes_of
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.memory import DeviceBytes, uploaded
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -116,9 +115,6 @@ class WorkUnitsCopy:
             segments.append(rows)
         self._launches = _Launches(np.concatenate(segments), device, None)
         self.at = (self._launches.unpack if unpack else self._launches.pack).launch
-
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
 
 
 class _Launches:

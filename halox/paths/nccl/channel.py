@@ -201,7 +201,7 @@ def _marked(
     mark: Mark | None, packed: Sequence[object], device: int
 ) -> list[Callable[[int], None]]:
     """Return the launch that sets a mark, if there is a mark and no kernel sets it."""
-    return [] if mark is None or packed else [MarkLaunch(mark, device).launch]
+    return [] if mark is None or packed else [MarkLaunch(mark, device).at]
 
 
 def run_of(part: Part) -> int | None:

@@ -240,12 +240,12 @@ def test_irregular_parts_of_several_arrays() -> None:
         for n, array in enumerate(arrays):
             array[:] = np.arange(700) + 1000 * n
         backend.events.clear()
-        pack_all.launch(STREAM)
+        pack_all.at(STREAM)
         assert len(backend.events) == 2
         wanted = [pack(array, one) for array, one in zip(arrays, types, strict=True)]
         assert all(map(np.array_equal, packed, wanted))
         kept = [array.copy() for array in arrays]
         for array, one in zip(arrays, types, strict=True):
             unpack(np.zeros(one.size, "u1"), one, array)
-        unpack_all.launch(STREAM)
+        unpack_all.at(STREAM)
         assert all(map(np.array_equal, arrays, kept))
