@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from halox.paths.peer.stores import device_header
     from halox.plans.device_loop import Loop
     from halox.plans.typed import Exchange, Recv, Send
-    from halox.points import Points
     from halox.reductions.allreduce import Allreduce
+    from halox.sampling.points import Points
 
 __all__ = [
     "FFT",
@@ -60,7 +60,7 @@ _MODULES = {
     "FFT": "halox.fft",
     "Loop": "halox.plans.device_loop",
     "Output": "halox.io.checkpoint.output",
-    "Points": "halox.points",
+    "Points": "halox.sampling.points",
     "Transpose": "halox.fft.transpose",
     "device_header": "halox.paths.peer.stores",
     "stopping": "halox.domain.stopping",

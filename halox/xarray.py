@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from halox.decomposition import FieldLayout, FieldSpec
+from halox.decomposition import FieldLayout
 from halox.domain import Domain
 from halox.domain.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain.domain import HasDomain, domain_of
@@ -272,16 +272,12 @@ def read(domain: Domain, array: object, dims: Sequence[str] | None, part: Part) 
 
 def _with_halo_of(domain: Domain, array: xarray.DataArray, plain: FieldLayout) -> FieldLayout:
     """Return the layout of an array with halo; ``plain`` has the grid's halo."""
-
-    def axes(spec: FieldSpec) -> object:
-        return spec.components_before, spec.components_after, spec.staggered, spec.parity
-
-    layouts, mine = domain.layouts, axes(plain.spec)
-    halos = {u.spec.halo for u in layouts.of_shape(array.shape) if axes(u.spec) == mine}
+    layouts, mine = domain.layouts, plain.spec.of_cells
+    halos = {u.spec.halo for u in layouts.of_shape(array.shape) if u.spec.of_cells == mine}
     if not halos:
         return plain  # without loading lazy values
     field = layouts.declared(array.data)
-    if field is not None and axes(field.spec) == mine:
+    if field is not None and field.spec.of_cells == mine:
         halos = {field.spec.halo}
     elif plain.padded_shape == array.shape or len(halos) > 1:
         return plain

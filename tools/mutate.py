@@ -67,7 +67,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
         (2, "calls"),
     ],
     "halox/sampling": [(3, "points"), (0, "philox point_kernel random_kernel")],
-    "halox/points.py": [(3, "points")],
+    "halox/sampling/points.py": [(3, "points")],
     "halox/xarray.py": [(2, "xarray labels")],
     "halox/fft/transpose.py": [(3, "transpose")],
     "halox/grid": [(3, "grid statistics boundaries")],

@@ -165,7 +165,7 @@ class FieldLayout:
         before, after = self.spec.components_before, self.spec.components_after
         return (slice(None),) * len(before) + grid + (slice(None),) * len(after)
 
-    @property
+    @cached_property
     def owned(self) -> tuple[slice, ...]:
         """Global index of the owned points, per grid axis."""
         return tuple(slice(axis.start, axis.start + axis.points) for axis in self._axes)
@@ -184,7 +184,7 @@ class FieldLayout:
             for axis in self._axes
         )
 
-    @property
+    @cached_property
     def global_shape(self) -> tuple[int, ...]:
         """Shape of the whole field, component axes included; for one parity the last grid axis counts pairs."""
         axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)

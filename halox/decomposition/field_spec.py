@@ -210,6 +210,10 @@ class FieldSpec:
 
     def __str__(self) -> str:
         """Return the properties as text."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         text = (
             f"components={components_text(self.components_before, self.components_after)}, "
             f"staggered={self.staggered}, halo={self.halo}"

@@ -2,8 +2,7 @@
 
 The steps, each of which is collective:
 
-1. Every rank makes and checks its `Draft`, and the ranks compare digests of their `PlanRecord`. They gather the records
-   only if they differ.
+1. Every rank makes and checks its `Draft`, and the ranks agree that these match (`agree`).
 2. The two ends of every message swap their descriptions, compare signatures, and choose the same route.
 3. The ranks of each node make the shared memory that their routes need (`NodeLink`).
 4. The paths negotiate, and make their channels.
@@ -11,22 +10,20 @@ The steps, each of which is collective:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from halox.domain import Domain
-from halox.errors import HaloxError, MismatchError, StateError
-from halox.paths import HOST_PATHS, PATHS, requested_path
+from halox.errors import MismatchError
+from halox.paths import PATHS
 from halox.paths.base import (
     Build,
     ChannelMessages,
     EndpointInfo,
     Job,
     Key,
-    Operation,
     Path,
     Protocol,
     Route,
@@ -34,18 +31,15 @@ from halox.paths.base import (
 )
 from halox.paths.messages import check_match
 from halox.paths.node import NodeLink
-from halox.plans.draft import Borrowed, Draft, check_draft
+from halox.plans.draft import MAKING, Agreed, Draft, agree
 from halox.plans.report import Report, Row
 from halox.plans.runner import Runner
 from halox.plans.selection import choose_route, describe_end
 from halox.plans.walls import WallChannel
-from halox.runtime.communicator import digest
 from halox.runtime.context import Context
 from halox.runtime.status import MOST_NUMBERS
-from halox.runtime.world import World, raise_together
+from halox.runtime.world import World
 
-_MAKING = "the making of a plan"
-_DIGESTS = 1 << 62
 NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
@@ -54,38 +48,6 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 Named = tuple[str, str]
 """Names of a path and of its protocol."""
-
-
-@dataclass(frozen=True)
-class PlanRecord:
-    """The facts about a rank's draft that all ranks compare; `Draft` explains the fields without a comment.
-
-    Records may differ without an error, but only equal records cost the same on any number of ranks.
-    """
-
-    requested: str | None  # path
-    operation: Operation
-    numbers: tuple[int, ...]
-    specs: tuple[str, ...]
-    closed: tuple[int, ...]  # plans that this rank has closed, but other ranks perhaps have not
-    plans: int  # number of the last plan that this rank has made on these ranks
-
-    @cached_property
-    def digest(self) -> int:
-        """Digest of the record, the same on all ranks with equal records."""
-        return digest(repr(self).encode())
-
-
-@dataclass(frozen=True)
-class _Agreed:
-    """The draft of a rank, and what all ranks have agreed on."""
-
-    draft: Draft
-    whole: Job  # all messages of this rank
-    records: Sequence[PlanRecord]  # of all ranks, or one if they are equal
-    number: int  # of the plan
-    paths: Mapping[str, Path]  # of which the ranks choose
-    relocatable: bool  # whether the plan must not depend on the addresses of these arrays
 
 
 class _Made(NamedTuple):
@@ -117,7 +79,7 @@ def make_plan(
     its part or the two ends of a message do not match.
     """
     world = context.world
-    agreed = _agree(context, draft, path)
+    agreed = agree(context, draft, path)
     _reclaim(context, agreed)
     routes, error = _choose_routes(context, agreed, leave_sms=leave_sms)
     build = _build(context, agreed, routes, error)
@@ -161,68 +123,10 @@ def make_domain_plan(
     return runner
 
 
-def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _Agreed:
-    """Make the ranks' drafts, and compare them; collective."""
-    world = context.world
-
-    def prepare() -> tuple[tuple[Draft, Borrowed, PlanRecord], list[int]]:
-        mine = drafted, _, record = _prepare(context, draft, path)
-        # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
-        unmatched = sum(digest(b"%d %d" % (world.rank, m.peer)) for m in drafted.sends)
-        unmatched -= sum(digest(b"%d %d" % (m.peer, world.rank)) for m in drafted.receives)
-        is_on_gpu, is_fixed = drafted.device is not None, not drafted.relocatable
-        return mine, [is_on_gpu, is_fixed, unmatched % _DIGESTS, record.digest]
-
-    (drafted, arrays, record), sums = world.total(prepare, _MAKING)
-    on_gpu, fixed, unmatched, digests = sums
-    # A sum of other digests, which are random, is wrong with a probability below 2**-40.
-    is_alike = (digests - world.size * record.digest) % 2**64 == 0
-    records: Sequence[PlanRecord] = [record]
-    if not is_alike:
-        records = world.gather(lambda: (None, record), _MAKING)[1]
-    # Above every rank's number: ranks whose calls differed may have begun different plans.
-    number = world.ranks.plans = 1 + max(record.plans for record in records)
-    _check_alike(world, records)
-    if unmatched % _DIGESTS:
-        _check_counts(world, drafted)
-    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
-    paths: Mapping[str, Path] = PATHS if on_gpu else HOST_PATHS
-    return _Agreed(drafted, whole, records, number, paths, relocatable=not fixed)
-
-
-def _prepare(
-    context: Context, draft: Callable[[], Draft], path: str | None
-) -> tuple[Draft, Borrowed, PlanRecord]:
-    """Make and check this rank's draft. If its arrays are on a GPU, the GPU is then idle."""
-    requested = requested_path(path)
-    drafted = draft()
-    arrays = check_draft(drafted)
-    if drafted.device is not None:
-        from halox.runtime.gpu.cuda import cupy
-        from halox.runtime.gpu.streams import is_capturing
-
-        if is_capturing(None):
-            raise StateError(
-                "the current stream is being captured, and making a plan needs the host; make the plan before "
-                "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
-            )
-        context.use_device(drafted.device)
-        cupy().cuda.Device(drafted.device).synchronize()
-    record = PlanRecord(
-        requested,
-        drafted.operation,
-        drafted.numbers,
-        drafted.specs,
-        context.leftovers.closed_plans(),
-        context.world.ranks.plans,
-    )
-    return drafted, arrays, record
-
-
-def _reclaim(context: Context, agreed: _Agreed) -> None:
+def _reclaim(context: Context, agreed: Agreed) -> None:
     """Free what closed plans have left behind, once no rank uses it."""
     if context.device_arena is not None:
-        # The GPUs of all ranks were idle before the first rank returned from `_agree`.
+        # The GPUs of all ranks were idle before the first rank returned from `agree`.
         context.device_arena.reclaim()
     context.leftovers.reclaim([record.closed for record in agreed.records])
 
@@ -235,48 +139,8 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
     return Report(rank, operation, names, tuple(rows), tuple(notes))
 
 
-def _check_alike(world: World, records: Sequence[PlanRecord]) -> None:
-    """Compare the inputs that concern no single message; raises the same error on all ranks."""
-    first = records[0]
-    for rank, record in enumerate(records):
-        for place, (mine, other) in enumerate(zip(first.numbers, record.numbers, strict=False)):
-            if mine and other and mine != other:
-                raise MismatchError(
-                    f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
-                    f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
-                )
-    names = [f"the layout of argument {n}" for n in range(min(len(r.specs) for r in records))]
-    world.check_alike(
-        [
-            {"path": record.requested, "the operation": record.operation}
-            | dict(zip(names, record.specs, strict=False))
-            for record in records
-        ],
-        remedies=dict.fromkeys(names, "give the same field on all ranks, and declare it alike")
-        | {"path": "give path= and HALOX_PATH alike on all ranks"},
-    )
-
-
-def _check_counts(world: World, drafted: Draft) -> None:
-    """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
-    counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
-    _, records = world.gather(lambda: (None, counts), _MAKING)
-    errors: list[tuple[int, type[HaloxError], str]] = []
-    for rank, (_, receives) in enumerate(records):
-        for peer, (sends, _) in enumerate(records):
-            if sends[rank] != receives[peer]:
-                text = (
-                    f"rank {peer} sends {sends[rank]} message(s) to rank {rank}, which receives "
-                    f"{receives[peer]} from it; every send needs a receive with the same tag"
-                )
-                errors.append((rank, MismatchError, text))
-                break
-    if errors:
-        raise_together(errors, len(records), None)
-
-
 def _choose_routes(
-    context: Context, agreed: _Agreed, *, leave_sms: bool
+    context: Context, agreed: Agreed, *, leave_sms: bool
 ) -> tuple[Routes, Exception | None]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route; collective.
 
@@ -311,7 +175,7 @@ def _choose_routes(
     theirs = world.swap(
         {peer: ends for peer, ends in records.items() if peer != world.rank},
         sorted(records.keys() - {world.rank}),
-        _MAKING,
+        MAKING,
     )
     theirs[world.rank] = records.get(world.rank, {})
     if failure is not None:
@@ -344,7 +208,7 @@ def _choose_routes(
     return routes, failure
 
 
-def _build(context: Context, agreed: _Agreed, routes: Routes, error: Exception | None) -> Build:
+def _build(context: Context, agreed: Agreed, routes: Routes, error: Exception | None) -> Build:
     """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
 
     Raises on all ranks if any rank has an error.
@@ -379,7 +243,7 @@ def _of_any_rank(
     for start in range(0, len(possible), MOST_NUMBERS * each):
         words = [possible[at : at + each] for at in range(start, len(possible), each)]
         words = words[:MOST_NUMBERS]
-        _, sums = world.total(partial(counts_of, words), _MAKING)
+        _, sums = world.total(partial(counts_of, words), MAKING)
         for word, total in zip(words, sums, strict=True):
             found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
     return found
@@ -477,5 +341,5 @@ def _make_channels(build: Build, drafted: Draft) -> _Made:
         return carried, counts
 
     # Page-locking and compiling can fail on one rank alone.
-    channels, (needing_host, fixed) = build.world.total(make_all, _MAKING)
+    channels, (needing_host, fixed) = build.world.total(make_all, MAKING)
     return _Made(channels, bool(needing_host), not fixed)

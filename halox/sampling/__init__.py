@@ -2,5 +2,5 @@
 
 `locating` turns coordinates into fractional indices, and `weights` those into cells and weights, for reading (linear
 interpolation) and for adding, its adjoint. `device_points` plans the kernel. `random_numbers` is a counter-based
-generator. `halox.Points` and `Grid.random` call this room; begin with `weights`.
+generator. `points` is the class `halox.Points`; `Grid.locate` and `Grid.random` call this room. Begin with `weights`.
 """

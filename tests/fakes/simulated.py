@@ -31,7 +31,7 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 
-from halox.plans import making
+from halox.plans import draft as drafts
 from halox.runtime import communicator, gathered_values, world
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -370,7 +370,7 @@ def simulated(
     try:
         with (
             mock.patch.object(world, "load_mpi", lambda: _MPI),
-            mock.patch.object(making, "digest", cast.digest),
+            mock.patch.object(drafts, "digest", cast.digest),
             mock.patch.object(gathered_values, "combine", combined_copies),
             mock.patch.dict(os.environ, HALOX_NODE="rank"),
         ):

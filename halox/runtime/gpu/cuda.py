@@ -9,6 +9,8 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeGuard
 
+import numpy as np
+
 from halox.errors import DeviceError
 from halox.runtime import dlpack
 
@@ -118,6 +120,8 @@ def is_device_array(x: object, name: str = "array") -> bool:
 
     Raises `FieldError` if its DLPack device cannot be found, for example because it is on several devices.
     """
+    if type(x) is np.ndarray:
+        return False
     if type(x) in _cupy_types or is_cupy_array(x):
         return True
     device = dlpack.device_of(x, name)

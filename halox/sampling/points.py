@@ -12,8 +12,8 @@ import numpy.typing as npt
 from halox.decomposition import FieldLayout
 from halox.domain.domain import domain_of
 from halox.errors import FieldError, StateError
-from halox.grid import Grid
 from halox.io.gather_scatter import PART_BYTES, root_of
+from halox.reductions.grid_reductions import GridReductions
 from halox.runtime.arrays import Array, Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import to_host
@@ -84,7 +84,9 @@ class Points(Unique):
            [3. ]])
     """
 
-    def __init__(self, grid: Grid, indices: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> None:
+    def __init__(
+        self, grid: GridReductions, indices: npt.ArrayLike | Mapping[str, npt.ArrayLike]
+    ) -> None:
         self._domain = domain_of(grid)
         self._grid, self._world = grid, self._domain.world
 
@@ -92,7 +94,7 @@ class Points(Unique):
             found: Any = indices
             if isinstance(indices, Mapping):
                 found = indices_of(indices, self._domain.labels)
-            self.indices = as_points(found, len(grid.grid_shape), "indices")
+            self.indices = as_points(found, len(self._domain.grid_shape), "indices")
             if len(far := np.flatnonzero((abs(self.indices) >= _MOST).any(axis=1))):
                 raise FieldError(
                     f"indices: point {far[0]} is at {shown(self.indices[far[0]].tolist())}, and float64 does not hold "
@@ -105,7 +107,7 @@ class Points(Unique):
             self._world.begin("making Points")
             self._corners, given = self._world.gather(check, "the making of points")
             self._world.check_alike(given.distinct, shown=lambda sent: shown(np.frombuffer(sent)))
-        self.owners = owners(grid.domain.plain, self._corners.cells[:, 0])
+        self.owners = owners(self._domain.plain, self._corners.cells[:, 0])
         self._weights: dict[tuple[str, FieldLayout], Weights] = {}
         self._launches: dict[tuple[object, ...], PointLaunch] = {}
         self._steps, self._records = 0, list[Record]()  # a record for each field
