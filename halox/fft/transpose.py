@@ -295,17 +295,11 @@ class Transpose(Closing):
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:
-    MPI, first, second = a.world.mpi, a.world, b.world
-    if first.ranks is second.ranks:
-        return
-    compared = MPI.Comm.Compare(first.comm, second.comm)
-    if compared == MPI.CONGRUENT:
-        what = "is on another communicator of the same ranks"
-    elif compared == MPI.SIMILAR:
-        what = f"has the ranks of grid_a in another order (here rank {second.rank}, in grid_a {first.rank})"
-    else:
-        what = f"is over {second.size} rank(s), grid_a over {first.size}, not the same ones"
-    raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
+    if a.world.ranks is not b.world.ranks:
+        raise MismatchError(
+            f"grid_b is on a communicator of {b.world.size} rank(s), and grid_a on another one, of {a.world.size}; "
+            "make both grids with the same comm="
+        )
 
 
 def _check_devices(a: Domain, b: Domain) -> None:
