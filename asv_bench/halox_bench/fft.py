@@ -43,9 +43,9 @@ def measure(bench: Bench, args: argparse.Namespace, case: FftCase) -> list[Row]:
     n, stage, times = case.n, bench.stage, dict[str, float]()
     with (
         stage.current(),
-        halox.Grid((n, n, n), halo=0, comm=bench.comm, device=bench.device) as grid,
-        halox.FFT(grid) as fft,
+        halox.FFT((n, n, n), comm=bench.comm, device=bench.device) as fft,
     ):
+        grid = fft.physical
         u, again, spectrum = grid.zeros("c16"), grid.zeros("c16"), fft.grid.zeros("c16")
         phase = sum(k * index for k, index in zip(_WAVE, grid.indices(), strict=True))
         u[...] = grid.xp.exp(2j * np.pi / n * (phase % n))

@@ -8,8 +8,9 @@ cells. The rank therefore sends
 
     prod(n + w) - prod(n + w where one rank, n elsewhere)
 
-cells to other ranks. Halos along the innermost axis are many short blocks of memory, in messages as in copies within
-the rank; along the other axes a block is a whole row of ``n`` cells. Over all directions there are
+cells to other ranks. Each contiguous block of memory takes time, too, in messages as in local copies. Along the
+innermost axis there is a block for each row of cells and each side; along the other axes a block is a whole row. Over
+all directions there are
 
     prod(n + w, outer axes) - prod(n, outer axes) + prod(n + w, outer axes) * sides along the innermost axis
 

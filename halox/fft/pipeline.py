@@ -10,6 +10,7 @@ persistent. A new user array needs only a view, and no communication::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -288,9 +289,13 @@ class Pipeline:
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
         """Add the normalization to a copy step, or else scale the result in place, unless other steps normalize."""
-        if self._engine.scales or self._schedule.dealias:
+        schedule = self._schedule
+        if self._engine.scales or schedule.dealias:
             return steps
-        scale = self._schedule.factor(forward)
+        points = math.prod(
+            schedule.points[axis] for stage in schedule.stages for axis in stage.axes
+        )
+        scale = factor(schedule.norm, forward, points, points)
         if scale == 1.0:
             return steps
         for number, (op, i, j) in enumerate(steps):

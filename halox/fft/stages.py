@@ -28,7 +28,6 @@ import numpy as np
 
 from halox.decomposition import AxisPartition, Decomposition, Placement
 from halox.errors import DecompositionError
-from halox.fft.modes import factor
 
 AxisMoves: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of axes: the division of the first axis moves to the second axis."""
@@ -101,13 +100,6 @@ class Schedule:
     def dealias(self) -> bool:
         """Whether physical fields have more points than spectra."""
         return self.points != self.padded
-
-    def factor(self, forward: bool) -> float:
-        """Return the normalization factor of the transform, for sums over exponentials without a factor."""
-        axes = chain.from_iterable(stage.axes for stage in self.stages)
-        return math.prod(
-            factor(self.norm, forward, self.points[axis], self.padded[axis]) for axis in axes
-        )
 
 
 def find_stages(

@@ -87,20 +87,20 @@ class Transpose(Closing):
     @short_errors
     def __init__(
         self,
-        grid_a: Grid | Domain,
-        grid_b: Grid | Domain,
+        grid_a: Grid,
+        grid_b: Grid,
         *,
         axes: Sequence[int] | None = None,
         path: str | None = None,
     ) -> None:
         self.grid_a, self.grid_b = grid_a, grid_b
-        self.domain_a = a = _domain_of(grid_a, "grid_a")
+        self.domain_a = a = domain_of(grid_a, name="grid_a")
         self._path = path
         self._closed = False
         self._world = a.world
 
         def check() -> tuple[tuple[Domain, tuple[int, ...]], dict[str, object]]:
-            b = _domain_of(grid_b, "grid_b")
+            b = domain_of(grid_b, name="grid_b")
             b.world.check_open()
             _check_ranks(a, b)
             _check_devices(a, b)
@@ -295,17 +295,11 @@ class Transpose(Closing):
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:
-    MPI, first, second = a.world.mpi, a.world, b.world
-    if first.ranks is second.ranks:
-        return
-    compared = MPI.Comm.Compare(first.comm, second.comm)
-    if compared == MPI.CONGRUENT:
-        what = "is on another communicator of the same ranks"
-    elif compared == MPI.SIMILAR:
-        what = f"has the ranks of grid_a in another order (here rank {second.rank}, in grid_a {first.rank})"
-    else:
-        what = f"is over {second.size} rank(s), grid_a over {first.size}, not the same ones"
-    raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
+    if a.world.ranks is not b.world.ranks:
+        raise MismatchError(
+            f"grid_b is on a communicator of {b.world.size} rank(s), and grid_a on another one, of {a.world.size}; "
+            "make both grids with the same comm="
+        )
 
 
 def _check_devices(a: Domain, b: Domain) -> None:
@@ -314,11 +308,6 @@ def _check_devices(a: Domain, b: Domain) -> None:
         raise DeviceError(
             f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
         )
-
-
-def _domain_of(grid: object, name: str) -> Domain:
-    """Return a grid's domain, or the domain itself."""
-    return grid if isinstance(grid, Domain) else domain_of(grid, name=name)
 
 
 def _layout(domain: Domain, array: object, name: str) -> FieldLayout:

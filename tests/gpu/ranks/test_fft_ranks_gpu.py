@@ -51,6 +51,17 @@ def test_large_fields(slabs: bool, real: bool, halo: int, comm: MPI.Intracomm) -
             assert agree(float(abs(grid.interior(v) - wanted).max()) < 1e-12, comm), k
 
 
+def test_a_shape(comm: MPI.Intracomm) -> None:
+    """The transform makes a grid of slabs."""
+    whole = np.random.default_rng(5).standard_normal((24, 20, 15))
+    with halox.FFT(whole.shape, real=True, comm=comm, device="gpu") as fft:
+        assert fft.physical.proc_shape == (comm.size, 1, 1)
+        u = cupy.asarray(whole[fft.physical.owned])
+        s = fft.forward(u)
+        assert agree(np.allclose(s.get(), np.fft.rfftn(whole)[fft.grid.owned], atol=1e-11), comm)
+        assert agree(np.allclose(fft.backward(s).get(), u.get(), atol=1e-12), comm)
+
+
 @pytest.mark.ranks(2, 4)
 @along(PEER[1:2])
 def test_captured(way: Way, comm: MPI.Intracomm) -> None:
