@@ -660,9 +660,13 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         FieldError
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
-        kind = "add", self.corners if corners is None else as_bool(corners)
-        key = self._plans.key(kind, axes)
-        runner, bound = self._plans.of_call(fields, corners, key, "add", axes=axes)
+        key: Hashable = ("add", self.corners if corners is None else as_bool(corners))
+        if axes is not None:
+            key = self._plans.key(key, axes)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
+        if cached is None:
+            cached = self._plans.add("add", fields, corners, key, axes=axes)
+        runner, bound = cached
         runner.run(bound)
 
     def plan(
