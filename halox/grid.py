@@ -614,9 +614,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     # Exchanges
 
-    def exchange(
-        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
-    ) -> None:
+    def exchange(self, *fields: FieldLike, corners: bool | None = None, axes: Axes = None) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -647,7 +645,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         runner.run(bound)
 
     def accumulate(
-        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes = None
     ) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
@@ -673,7 +671,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self,
         *fields: FieldLike,
         corners: bool | None = None,
-        axes: Axes | None = None,
+        axes: Axes = None,
         path: str | None = None,
         every: int = 1,
         overlap: Literal["auto"] | bool = "auto",
