@@ -614,9 +614,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     # Exchanges
 
-    def exchange(
-        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
-    ) -> None:
+    def exchange(self, *fields: FieldLike, corners: bool | None = None, axes: Axes = None) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -647,7 +645,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         runner.run(bound)
 
     def accumulate(
-        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes = None
     ) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
@@ -660,16 +658,20 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         FieldError
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
-        kind = "add", self.corners if corners is None else as_bool(corners)
-        key = self._plans.key(kind, axes)
-        runner, bound = self._plans.of_call(fields, corners, key, "add", axes=axes)
+        key: Hashable = ("add", self.corners if corners is None else as_bool(corners))
+        if axes is not None:
+            key = self._plans.key(key, axes)
+        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
+        if cached is None:
+            cached = self._plans.add("add", fields, corners, key, axes=axes)
+        runner, bound = cached
         runner.run(bound)
 
     def plan(
         self,
         *fields: FieldLike,
         corners: bool | None = None,
-        axes: Axes | None = None,
+        axes: Axes = None,
         path: str | None = None,
         every: int = 1,
         overlap: Literal["auto"] | bool = "auto",

@@ -595,7 +595,7 @@ def check_stale_halos(case: Case, comm: Any) -> None:
     right = []
     with case.grid(comm) as grid:
         fields, wanted = case.make(grid), case.expected(grid.proc_coords)
-        plan = grid.plan(*fields)
+        plan = grid.plan(*fields, **case.options(grid))
         for u, w in zip(fields, wanted, strict=True):
             u[...] = w.before
         plan.start()

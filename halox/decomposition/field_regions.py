@@ -90,7 +90,7 @@ def exchange_regions(
     )
 
 
-def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
+def exchange_slabs(layout: FieldLayout, fixed: Sequence[int] = ()) -> tuple[Region, ...]:
     """Boxes of an exchange with edges and corners, fewer than `exchange_regions`; they must be moved in this order.
 
     The first slabs are the faces of the axes along which this rank is its own neighbour, one axis after another.
@@ -105,7 +105,7 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
 
     A slab that this rank exchanges with itself also covers the halos of previous divided axes, if these axes have
     neighbours on both sides. The slab copies undefined cells there, which the neighbours' messages overwrite later.
-    But with these cells the slab's blocks are a constant stride apart.
+    But with these cells the slab's blocks are a constant stride apart. ``fixed`` is the same as for `exchange_regions`.
 
     Returns
     -------
@@ -122,7 +122,10 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
     received = [axis.received() for axis in layout.cells]
     whole = [Interval(0, axis.stored) for axis in layout.cells]
     neighbours = layout.decomposition.neighbours(layout.rank)
-    alone = [axis.parts == 1 and axis.periodic for axis in layout.decomposition.axes]
+    alone = [
+        axis.parts == 1 and axis.periodic and n not in fixed
+        for n, axis in enumerate(layout.decomposition.axes)
+    ]
     faces = {at.direction for at in neighbours if sum(map(abs, at.direction)) == 1}
     # If an axis has neighbours on both sides, a slab may cover its whole halo.
     joined = layout.decomposition.joined
@@ -134,7 +137,7 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
             for side in (-1, 1)
         )
         and (alone[axis] or layout.spec.parity is None)
-        and axis not in unowned
+        and axis not in {*unowned, *fixed}
         for axis in range(len(alone))
     ]
     first: list[list[Region]] = [[] for _ in alone]
@@ -142,7 +145,7 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
     for at in neighbours:
         across = [axis for axis, side in enumerate(at.direction) if side]
         own = any(alone[axis] for axis in across)
-        if own and len(across) > 1:
+        if (own and len(across) > 1) or not {*across}.isdisjoint(fixed):
             continue
         covered = alone
         if own:
@@ -158,7 +161,7 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
         into = first[across[0]] if own else others
         into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
     if joined is not None:
-        others = [*_joined_regions(layout, joined, True, in_turn=True)]
+        others = [*_joined_regions(layout, joined, True, fixed, in_turn=True)]
     return tuple(chain(*first, others))
 
 
@@ -257,7 +260,9 @@ def _check_walls(layout: FieldLayout) -> None:
                     )
 
 
-def joined_axes(layout: FieldLayout, *, in_turn: bool = False) -> tuple[Along, ...]:
+def joined_axes(
+    layout: FieldLayout, fixed: Sequence[int] = (), *, in_turn: bool = False
+) -> tuple[Along, ...]:
     """Return the grid axes, for connections; ``in_turn`` is for `exchange_slabs`."""
     spec = layout.spec
     places = spec.positions or tuple(1 - staggered for staggered in spec.staggered)
@@ -268,7 +273,7 @@ def joined_axes(layout: FieldLayout, *, in_turn: bool = False) -> tuple[Along, .
             spec.halo[n],
             spec.staggered[n],
             places[n],
-            in_turn and axis.periodic and axis.parts == 1,
+            in_turn and axis.periodic and axis.parts == 1 and n not in fixed,
         )
         for n, axis in enumerate(layout.decomposition.axes)
     )
@@ -284,7 +289,7 @@ def _joined_regions(
 ) -> Iterator[Region]:
     """Yield the regions on a grid with connections, each sent or received; ``in_turn`` is for `exchange_slabs`."""
     spec, coords = layout.spec, layout.decomposition.coords_of(layout.rank)
-    along = joined_axes(layout, in_turn=in_turn)
+    along = joined_axes(layout, fixed, in_turn=in_turn)
     for piece in joined.pieces(along, coords, corners, fixed):
         peer = layout.decomposition.rank_at(piece.parts)
         assert peer is not None

@@ -66,8 +66,8 @@ DEFAULTS: dict[str, object] = {
 """Options of a grid with their defaults, most of which are None."""
 
 
-Axes: TypeAlias = str | int | Sequence[str | int]
-"""Axes of a grid by name or number."""
+Axes: TypeAlias = str | int | Sequence[str | int] | None
+"""Axes of a grid by name or number; None for all."""
 
 
 class FieldOptions(TypedDict, total=False):

@@ -40,21 +40,16 @@ class GridPlans:
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
         try:
-            return (key, self._fixed(axes)) if axes is not None else key
+            return key, self._fixed(axes)
         except FieldError:
             return key, None
 
     def of_call(
-        self,
-        fields: tuple[object, ...],
-        corners: bool | None,
-        key: Hashable,
-        operation: Operation = "copy",
-        **options: Any,
+        self, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> CachedPlan:
         """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
         known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
-        return known or self.add(operation, fields, corners, key, **options)
+        return known or self.add("copy", fields, corners, key)
 
     @single_threaded
     def add(
@@ -96,9 +91,11 @@ class GridPlans:
         fixed, key = self._fixed(axes), ("plan", domain.plans_made)
         read = [self._layouts.read(field, halo=True) for field in fields]
         is_same: Check = partial(check_same_arrays, read)
+        make = partial(self.add, "copy", path=path, axes=axes, check=is_same)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
-            return self.of_call(others, corners, key, path=path, axes=axes, check=is_same)
+            known = self.cache.known.find(key, others) or self.cache.find(key, others)
+            return known or make(others, corners, key)
 
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
             pairs = zip(fields, read, strict=True)

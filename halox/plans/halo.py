@@ -51,9 +51,9 @@ def halo_draft(
         # Slabs move axis by axis, so that corner cells travel several times. This suits neither a GPU, which moves all
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
-        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide or fixed)
+        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
         for region in (
-            exchange_slabs(layout) if in_turn else exchange_regions(layout, corners, fixed)
+            exchange_slabs(layout, fixed) if in_turn else exchange_regions(layout, corners, fixed)
         ):
             sent, received = region.send, region.recv
             if operation == "add":

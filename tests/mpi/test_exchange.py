@@ -157,7 +157,12 @@ def test_overlap(case: tuple[Case, int | None], comm: MPI.Intracomm) -> None:
 
 @pytest.mark.usually(1, 2, 4)
 @random_cases(
-    lambda ranks: st.one_of(cells(ranks), walls(ranks, whole=False), checkerboards(ranks)),
+    lambda ranks: st.one_of(
+        cells(ranks),
+        walls(ranks, whole=False),
+        checkerboards(ranks),
+        some_axes(cells(ranks) | walls(ranks, whole=False)),
+    ),
     trials(60),
     part=2,
 )

@@ -22,7 +22,7 @@ from tests.oracle import (
     check_adjoint,
     check_exchanges,
 )
-from tests.strategies import cells, folds, on_ranks, walls
+from tests.strategies import cells, folds, on_ranks, some_axes, walls
 from tests.support import require
 
 require("gpu")
@@ -67,6 +67,16 @@ def test_folds(case: Case, comm: MPI.Intracomm) -> None:
 
 @on_ranks(folds, 20)
 def test_folds_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm, "gpu")
+
+
+@on_ranks(lambda ranks: some_axes(GPU_CELLS(ranks) | walls(ranks) | folds(ranks)), 40)
+def test_some_axes(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm, "gpu")
+
+
+@on_ranks(lambda ranks: some_axes(walls(ranks, linear=True) | folds(ranks)), 20)
+def test_some_axes_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm, "gpu")
 
 
