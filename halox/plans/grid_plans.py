@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
@@ -67,7 +68,6 @@ class GridPlans:
         overlap: Literal["auto"] | bool,
     ) -> Plan:
         """Make the plan of `halox.Grid.plan`."""
-        from halox.plans.calibration import costs_of
         from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
 
         domain = self._domain
@@ -91,11 +91,9 @@ class GridPlans:
             with_corners = domain.division.corners if corners is None else corners
             return make_stores(domain.context, read, with_corners, *given)
 
-        received = [row for row in runner.report.rows if row.direction == "receive"]
-        remote = [row for row in received if row.peer != runner.report.rank]
-        remote_us = (
-            domain.context.once(costs_of).together(remote) if runner.device is not None else 0.0
-        )
+        report = runner.report
+        others = [row for row in report.rows if row.peer != report.rank]
+        remote_us = max((row.predicted_us or math.inf for row in others), default=0.0)
         return Plan(runner, Loops(read, every, overlap, find, remote_us), stores)
 
     def make(
