@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
@@ -81,7 +82,6 @@ class GridPlans:
         axes: object,
     ) -> Plan:
         """Make the plan of `halox.Grid.plan`."""
-        from halox.plans.calibration import costs_of
         from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
 
         domain = self._domain
@@ -109,11 +109,9 @@ class GridPlans:
             regions = exchange_regions(read[0][1], with_corners, fixed)
             return make_stores(domain.context, read, regions, *given)
 
-        received = [row for row in runner.report.rows if row.direction == "receive"]
-        remote = [row for row in received if row.peer != runner.report.rank]
-        remote_us = (
-            domain.context.once(costs_of).together(remote) if runner.device is not None else 0.0
-        )
+        report = runner.report
+        others = [row for row in report.rows if row.peer != report.rank]
+        remote_us = max((row.predicted_us or math.inf for row in others), default=0.0)
         return Plan(runner, Loops(read, every, overlap, find, fixed, remote_us), stores)
 
     def make(

@@ -28,7 +28,7 @@ _LOOPS = 10
 RIM_CELLS = 32
 """On a GPU rims along the innermost axis are multiples of so many cells thick."""
 
-GRAPH_US, HOST_US = 8.0, 40.0
+GRAPH_US, HOST_US = 7.0, 40.0
 """Least time that overlap on a GPU must hide to pay for its rims: as branches of a CUDA graph, and as launches."""
 
 INNERMOST_SHARE = 0.3
@@ -82,15 +82,10 @@ class Overlap:
     def _run(
         self, overlaps: bool, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
     ) -> Iterator[Cells]:
-        if overlaps:
-            yield from self._overlapped(runner, bound, arrays)
-        else:
+        if not overlaps:
             runner.run(bound)
             yield self._whole
-
-    def _overlapped(
-        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
-    ) -> Iterator[Cells]:
+            return
         runner.start(bound, arrays)
         try:
             yield from self._early
@@ -136,17 +131,12 @@ class DeviceOverlap(Overlap):
         described: Described,
         remote_us: float,
     ) -> None:
-        """Take the predicted time of the messages of other ranks, 0 if there are none."""
+        """Take the longest predicted time of a message of another rank, 0 if there are none."""
         first = len(layout.spec.components_before)
         strides = described.strides[first : first + layout.spec.ndim]
         inner = strides.index(min(strides))
         multiples = [RIM_CELLS if axis == inner else 1 for axis in range(len(strides))]
         super().__init__(layout, width, mode, others, fixed, multiples)
-        device = described.device
-        assert device is not None
-        self._sides = [pools.SIDE_STREAMS.acquire(device) for _ in self._late or [()]]
-        for side in self._sides:
-            weakref.finalize(self, pools.SIDE_STREAMS.release, device, side).atexit = False
         # At least one read and one write of each cell.
         block_us = 2 * prod(described.shape) * described.dtype.itemsize / BYTES_PER_US
         hidden_us = min(remote_us, block_us)
@@ -158,6 +148,12 @@ class DeviceOverlap(Overlap):
             self._why = f", {max(hidden_us, 0):,.1f} us can be hidden"
             if not GRAPH_US <= hidden_us < HOST_US:
                 self._is_on = hidden_us >= HOST_US
+        device = described.device
+        assert device is not None
+        streams = len(self._late) or 1 if self._is_on is not False else 0
+        self._sides = [pools.SIDE_STREAMS.acquire(device) for _ in range(streams)]
+        for side in self._sides:
+            weakref.finalize(self, pools.SIDE_STREAMS.release, device, side).atexit = False
 
     def loop(
         self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
@@ -166,12 +162,16 @@ class DeviceOverlap(Overlap):
         is_on = is_capturing() if self._is_on is None else self._is_on
         return self._run(is_on, runner, bound, arrays)
 
-    def _overlapped(
-        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
+    def _run(
+        self, overlaps: bool, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
     ) -> Iterator[Cells]:
+        if not overlaps:
+            runner.run(bound)
+            yield self._whole
+            return
         current_stream = cupy().cuda.get_current_stream
         caller, (first, *others) = current_stream(), self._sides
-        runner.start(bound, arrays, copied=True)
+        runner.start_copied(bound, arrays)
         first.follow(caller)
         try:
             yield from self._early

@@ -94,23 +94,33 @@ def overlap_regions(
 
     Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
     points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
+<<<<<<< HEAD
     the field's halo is wide. If no interior remains, the only region is in the second part. The exchange leaves out
     the ``fixed`` axes.
+=======
+    the field's halo is wide. If all cells are nearer, the only region is in the second part.
+>>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
 
-    On a GPU ``multiples`` has a number for each grid axis, and rims are multiples of it thick. A side where this rank
-    fills its own halo has no rim: that halo is filled before the first region.
+    On a GPU rims are ``multiples`` thick, a number for each grid axis, and axes that are periodic within the rank have
+    no rims: their halo is filled before the first region.
     """
     inner, box = _owned(layout), _owned(layout)
     for each in (layout, *others):
+<<<<<<< HEAD
         for axis, (low, high) in enumerate(_unwritten(each, width, fixed, remote=bool(multiples))):
+=======
+        for axis, (low, high) in enumerate(_unwritten(each, width, bool(multiples))):
+>>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
             unit, origin = _unit(layout, axis), layout.origin[axis]
             first, stop = inner[axis]
             # Pairs of cells are whole.
             inner[axis] = max(first, -(-low // unit) - origin), min(stop, high // unit - origin)
     for axis, multiple in enumerate(multiples):
         (begin, end), (first, stop) = box[axis], inner[axis]
-        thick = rounded_up(first - begin, multiple), rounded_up(end - stop, multiple)
-        inner[axis] = begin + thick[0], end - thick[1]
+        inner[axis] = (
+            begin + rounded_up(first - begin, multiple),
+            end - rounded_up(end - stop, multiple),
+        )
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
@@ -122,12 +132,16 @@ def overlap_regions(
     return (_cells(layout, box),), tuple(regions)
 
 
+<<<<<<< HEAD
 def _unwritten(
     layout: FieldLayout, width: int | None, fixed: Sequence[int], *, remote: bool
 ) -> list[Interval]:
+=======
+def _unwritten(layout: FieldLayout, width: int | None, copied: bool) -> list[Interval]:
+>>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
     """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes.
 
-    With ``remote``, except the halo along axes that are periodic within the rank.
+    With ``copied``, copies within the rank do not count.
     """
     spec, decomposition = layout.spec, layout.decomposition
     # An exchange also writes owned points, at most in the outermost layer: the line of a fold, constants on walls.
@@ -141,8 +155,8 @@ def _unwritten(
     }
     owned_too.update(decomposition.joined_sides)
     result = []
-    filled_sides = _filled_sides(layout, remote=remote)
-    for axis, (owned, filled) in enumerate(zip(layout.owned, filled_sides, strict=True)):
+    sides = _filled_sides(layout, copied)
+    for axis, (owned, filled) in enumerate(zip(layout.owned, sides, strict=True)):
         unit, ends = _unit(layout, axis), [-_FAR, _FAR]
         points = decomposition.axes[axis].points(spec.staggered[axis])
         # A staggered field without a high halo still has a copy of the next block's first point.
@@ -251,38 +265,30 @@ def _owned(layout: FieldLayout) -> list[Interval]:
     return [(cut.start, cut.stop) for cut in layout.interior if cut.start is not None]
 
 
-def _filled_sides(layout: FieldLayout, *, remote: bool) -> list[tuple[bool, bool]]:
-    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall.
-
-    With ``remote``, only from another rank, or at a wall or a fold.
-    """
-    decomposition = layout.decomposition
-    within = {
-        axis
-        for axis, partition in enumerate(decomposition.axes)
-        if remote and partition.parts == 1 and partition.periodic
-    }
+def _filled_sides(layout: FieldLayout, copied: bool) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall."""
     walls = {
         (fill.along.axis, ("low", "high").index(fill.along.side))
         for fill in walls_of(layout).fills()
     }
     return [
-        (
-            (low and axis not in within) or (axis, 0) in walls,
-            (high and axis not in within) or (axis, 1) in walls,
-        )
-        for axis, (low, high) in enumerate(_open_sides(layout))
+        (low or (axis, 0) in walls, high or (axis, 1) in walls)
+        for axis, (low, high) in enumerate(_open_sides(layout, copied))
     ]
 
 
-def _open_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
-    """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image."""
+def _open_sides(layout: FieldLayout, copied: bool = False) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image.
+
+    With ``copied``, images within the rank do not count.
+    """
     decomposition = layout.decomposition
     coords, joined = decomposition.coords_of(layout.rank), decomposition.joined_sides
     return [
         (
-            axis.periodic or part > 0 or (n, 0) in joined,
-            axis.periodic or part < axis.parts - 1 or (n, 1) in joined,
+            wraps or part > 0 or (n, 0) in joined,
+            wraps or part < axis.parts - 1 or (n, 1) in joined,
         )
         for n, (axis, part) in enumerate(zip(decomposition.axes, coords, strict=True))
+        for wraps in [axis.periodic and not (copied and axis.parts == 1)]
     ]

@@ -139,19 +139,15 @@ class Runner:
             raise
         guard.user, life.state = outer, phase.after
 
-    def start(
-        self,
-        bound: Bound | None = None,
-        arrays: tuple[object, ...] = (),
-        *,
-        copied: bool = False,
-    ) -> None:
-        """Begin an exchange of the plan's arrays, or of ``arrays`` with their views.
-
-        With ``copied``, later work on the current stream finds this rank's copies to itself complete.
-        """
-        self.run(bound, self._start_copied if copied else self._start)
+    def start(self, bound: Bound | None = None, arrays: tuple[object, ...] = ()) -> None:
+        """Begin an exchange of the plan's arrays, or of ``arrays`` with their views."""
+        self.run(bound, self._start)
         # Neighbours may still read or write the arrays, even if this rank drops the plan.
+        self._life.arrays = self.arrays or arrays
+
+    def start_copied(self, bound: Bound | None, arrays: tuple[object, ...]) -> None:
+        """Begin an exchange; see `Channel.start_copied`."""
+        self.run(bound, self._start_copied)
         self._life.arrays = self.arrays or arrays
 
     def finish(self) -> None:

@@ -306,7 +306,7 @@ class Negotiation:
 
     def _prepare(
         self, planned: PeerPlan
-    ) -> tuple[PreparedLaunch, PreparedLaunch, PreparedLaunch, PreparedLaunch | None]:
+    ) -> tuple[PreparedLaunch, PreparedLaunch, PreparedLaunch, Any]:
         runtime = cupy().cuda.runtime
         parameter = planned.table
         table_bytes = 0 if planned.inline else rounded_up(parameter.nbytes, _ALIGNMENT)
