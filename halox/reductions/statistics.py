@@ -36,7 +36,7 @@ def sum_over(
         if layout.spec.parity is not None:
             raise FieldError("axis: a field of one parity has no sums over axes; leave out axis")
         sums = own.sum(axis=axes, dtype=result_dtype("sum", [own.dtype]))
-        kept, starts = [n for n in range(own.ndim) if n not in axes], _starts(layout)
+        kept, starts = [n for n in range(own.ndim) if n not in axes], starts_of(layout)
         whole = domain.xp.zeros([layout.global_shape[n] for n in kept], sums.dtype)
         whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = sums
         return whole, {"axis": axes}, None
@@ -82,7 +82,7 @@ def extreme(
     def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
         number, value = place(name, own)
         index = np.unravel_index(number, own.shape)
-        position = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
+        position = tuple(int(n) + start for n, start in zip(index, starts_of(layout), strict=True))
         return None, {}, (position, value)
 
     _, of_ranks = _of_cells(domain, name, field, find)
@@ -135,7 +135,7 @@ def histogram(
     return np.asarray(np.sum([*counts], axis=0)), edges
 
 
-def _starts(layout: FieldLayout) -> list[int]:
+def starts_of(layout: FieldLayout) -> list[int]:
     """Return the index of a rank's first cell in the whole field."""
     before, after = layout.spec.components_before, layout.spec.components_after
     return [0] * len(before) + [cut.start for cut in layout.owned] + [0] * len(after)
