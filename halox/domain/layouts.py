@@ -255,6 +255,15 @@ class FieldLayouts:
                     f"array: shape {shape} is that of {len(known)} layouts of this grid's fields; tell which with "
                     f"{ways}, or allocate with grid.zeros_like"
                 ) from None
+            # On one rank the array may also be an interior.
+            if (
+                not known
+                and shape == self._decomposition.grid_shape
+                and self._decomposition.ranks > 1
+            ):
+                raise FieldError(
+                    f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
+                ) from None
             if not known:
                 raise
             return known[0]
