@@ -38,16 +38,11 @@ class Record(NamedTuple):
     def __str__(self) -> str:
         """Return the call, and the lines of the program that made it."""
         lines = [f"{self.function}{' of ' * bool(self.name)}{self.name}, call {self.call}"]
-        return "\n".join(lines + _lines(self.place))
-
-
-def _lines(place: Sequence[str]) -> list[str]:
-    """Return the lines of the program that made a call, the innermost one first."""
-    pairs = (each.rpartition(":")[::2] for each in place)
-    return [
-        f"    {os.path.relpath(path)}:{line}: {linecache.getline(path, int(line)).strip()}"
-        for path, line in pairs
-    ]
+        for place in self.place:
+            path, _, line = place.rpartition(":")
+            code = linecache.getline(path, int(line)).strip()
+            lines.append(f"    {os.path.relpath(path)}:{line}: {code}")
+        return "\n".join(lines)
 
 
 class Side(NamedTuple):
@@ -110,8 +105,6 @@ def compare(ranks: int, other: str, program: Sequence[str]) -> int:
     """
     if launcher.running_ranks() is not None:
         raise HaloxError("--compare starts its ranks: leave out mpiexec or srun")
-    if other != "cpu" and not (other.isdecimal() and int(other)):
-        raise HaloxError(f"--compare: expected a number of ranks, or cpu, got {other!r}")
     device, others = ("cpu", ranks) if other == "cpu" else ("", int(other))
     with TemporaryDirectory(prefix="halox-compare-") as place:
         sides = Side(ranks, "", Path(place, "a")), Side(others, device, Path(place, "b"))
@@ -136,12 +129,12 @@ def compare(ranks: int, other: str, program: Sequence[str]) -> int:
                 return 1
         if not last:
             print(f"all {now.call if now else 0} calls of grids agree, bit for bit")
-            return status
+            return max(status, int(now is None))
         for side in again:
             side.run(program, [record.call for record in last.values()])
         text, is_far = _largest_difference([*last.values()], again)
         print(text)
-        return max(status, is_far)
+        return max(status, int(is_far))
 
 
 def _first_difference(record: Record, before: Record | None, sides: Sequence[Side]) -> str:
@@ -158,10 +151,10 @@ def _first_difference(record: Record, before: Record | None, sides: Sequence[Sid
         lines.append("  but not in a second run: the program does not compute the same in each run")
     if before is not None:
         lines.append(f"the cause lies between this call and the one before, {before}")
-    paths = sides[0].folder.glob("*.stale")
-    stale = {tuple(key) for path in paths for key in json.loads(path.read_text())}
-    for name, *place in sorted(stale):
-        lines += [f"{name} has changed since its exchange in", *_lines(place)]
+    of_ranks = [json.loads(path.read_text()) for path in sides[0].folder.glob("*.stale")]
+    stale = {(call, entry): rest for each in of_ranks for call, entry, *rest in each}
+    for key, rest in sorted(stale.items()):
+        lines.append(f"its halo is old: {Record(*key, *rest)}")
     return "\n".join(lines)
 
 

@@ -31,7 +31,8 @@ from halox.plans.device_loop import Loop
 from halox.plans.plan import Plan
 from halox.points import Points
 from halox.reductions.statistics import starts_of
-from halox.runtime.gpu.devices import to_host
+from halox.runtime.arrays import as_ndarray
+from halox.runtime.gpu.devices import as_device_array, to_host
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import load_mpi
 
@@ -41,9 +42,7 @@ _FIELDS = {"exchange": None, "dot": 2, "allreduce": 0, "accumulate": 0}
 """Number of leading arguments that are fields, else 1. Cells before `accumulate` lack values that lie in halos."""
 
 _BLOCK = 1 << 18  # cells that are hashed at once; on a GPU 64 times as many
-_GAMMA = (
-    0x9E3779B97F4A7C15  # added by SplitMix64 for each number; here for each word of the whole field
-)
+_GAMMA = 0x9E3779B97F4A7C15  # the step of SplitMix64, here from word to word of the whole field
 _MOST_FRAMES = 4
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(mpi4py.__file__).parent), "<frozen")
 
@@ -93,7 +92,8 @@ class Recorder:
         self._is_inside = self._is_counted = False
         self._place: list[str] = []
         self.plans: WeakKeyDictionary[Plan, tuple[Grid, tuple[Any, ...]]] = WeakKeyDictionary()
-        self._exchanged: dict[tuple[str, ...], tuple[Any, Grid]] = {}  # by name and place
+        # By name and place: the last field exchanged there, and its record.
+        self._exchanged: dict[tuple[str, ...], tuple[Any, Grid, Any]] = {}
 
     def wrap(self, kind: type, name: str) -> None:
         """Record the calls of a method, except calls within another wrapped call."""
@@ -139,14 +139,13 @@ class Recorder:
                 layout = grid.layout(field)
             except HaloxError:  # not a field
                 continue
-            label = _name_of(field, frames) or f"field {number}"
-            cells, start = field[layout.interior], starts_of(layout)
-            self._write(
-                name, label, digest(grid.xp, cells, layout), cells, start, layout.global_shape
-            )
+            array = as_ndarray(field) if grid.xp is np else as_device_array(field)
+            cells, label = array[layout.interior], _name_of(field, frames) or f"field {number}"
+            found, start = digest(grid.xp, cells, layout), starts_of(layout)
+            record = self._write(name, label, found, cells, start, layout.global_shape)
             if name == "exchange" and self._saved:
                 others = {k: v for k, v in self._exchanged.items() if v[0] is not field}
-                self._exchanged = others | {(label, *self._place): (field, grid)}
+                self._exchanged = others | {(label, *self._place): (field, grid, record)}
         if self._number in self._saved:
             self._find_stale(fields)
         return True
@@ -154,33 +153,31 @@ class Recorder:
     def _write_result(self, name: str, result: Any) -> None:
         parts = result.values() if isinstance(result, dict) else result
         for part in parts if isinstance(result, dict | tuple) else (result,):
-            values = to_host(
-                () if part is None else part
-            )  # on the ranks that `gather` has no array for
+            values = to_host(() if part is None else part)  # `gather` has no array for most ranks
             found = int.from_bytes(blake2b(values.tobytes(), digest_size=8).digest())
-            self._write(
-                name, "", found * (part is not None), values, [0] * values.ndim, values.shape
-            )
+            start = [0] * values.ndim
+            self._write(name, "", found * (part is not None), values, start, values.shape)
 
-    def _write(self, name: str, label: str, found: int, cells: Any, start: Any, shape: Any) -> None:
-        """Write a record, and the cells of a saved call with their place in the whole array."""
+    def _write(self, name: str, label: str, found: int, cells: Any, start: Any, shape: Any) -> Any:
+        """Write and return a record; save the cells of a saved call with their place in the whole array."""
         record = self._number, self._entry, name, label, self._place, found * self._is_counted
         print(json.dumps(record), file=self._file)
         if self._number in self._saved and self._is_counted and found:
             path = self._folder / f"{self._number}.{self._entry}.{self._rank}.npz"
             np.savez(path, cells=to_host(cells), start=start, shape=shape)
         self._entry += 1
+        return record
 
     def _find_stale(self, fields: tuple[Any, ...]) -> None:
-        """Write names and places of fields, other than the call's, whose halos differ from the neighbours' cells."""
+        """Write the last exchanges of fields, other than the call's, whose halos are not the neighbours' cells."""
         stale = []
-        for key, (field, grid) in self._exchanged.items():
+        for field, grid, record in self._exchanged.values():
             if not any(field is one for one in fields):
                 fresh = grid.empty_like(field)
                 fresh[...] = field
                 grid.exchange(fresh)
                 if to_host(fresh).tobytes() != to_host(field).tobytes():
-                    stale.append(key)
+                    stale.append(record)
         (self._folder / f"{self._rank}.stale").write_text(json.dumps(stale))
 
 

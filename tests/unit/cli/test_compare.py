@@ -36,8 +36,8 @@ def test_old_halos_are_found() -> None:
     # The northern neighbours of the cells in row 11 are on another rank.
     assert re.search(r"first at \(\d+, \d+\): \S+ on 4 ranks, \S+ on 1 rank\n", ended.stdout)
     assert f":{line_of('    fill(fn, is_v=True)')}: fill(fn" in ended.stdout.partition("cause")[2]
-    assert re.findall(r"(\w+) has changed since its exchange", ended.stdout) == ["u", "v"]
-    assert f":{line_of('    fill(u)')}: fill(u)" in ended.stdout.partition("u has changed")[2]
+    assert re.findall(r"its halo is old: exchange of (\w+)", ended.stdout) == ["u", "v"]
+    assert f":{line_of('    fill(u)')}: fill(u)" in ended.stdout.partition("exchange of u")[2]
 
 
 @pytest.mark.parametrize(
