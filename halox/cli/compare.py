@@ -178,4 +178,6 @@ def _largest_difference(records: Sequence[Record], sides: Sequence[Side]) -> tup
         is_far = is_far or ratio > eps**0.5
         found.append((ratio, f"in {record}\n  at {_values(cell, a, b, sides)}"))
     ratio, text = max(found, key=lambda entry: entry[0])
+    if ratio == 0:
+        return f"the last calls of {len(found)} fields and results agree", is_far
     return f"the largest difference is {ratio:.1e} of the largest value, {text}", is_far

@@ -147,7 +147,7 @@ class Recorder:
                 others = {k: v for k, v in self._exchanged.items() if v[0] is not field}
                 self._exchanged = others | {(label, *self._place): (field, grid, record)}
         if self._number in self._saved:
-            self._find_stale(fields)
+            self._find_stale(fields if name == "exchange" else ())
         return True
 
     def _write_result(self, name: str, result: Any) -> None:
@@ -168,11 +168,11 @@ class Recorder:
         self._entry += 1
         return record
 
-    def _find_stale(self, fields: tuple[Any, ...]) -> None:
-        """Write the last exchanges of fields, other than the call's, whose halos are not the neighbours' cells."""
+    def _find_stale(self, filled: tuple[Any, ...]) -> None:
+        """Write the last exchange of each field whose halo is not the neighbours' cells, unless the call fills it."""
         stale = []
         for field, grid, record in self._exchanged.values():
-            if not any(field is one for one in fields):
+            if not any(field is one for one in filled):
                 fresh = grid.empty_like(field)
                 fresh[...] = field
                 grid.exchange(fresh)

@@ -84,6 +84,26 @@ def test_the_largest_difference_without_gpus(change: float, status: int, tmp_pat
     assert "at (4, 2): 1.0 on 2 ranks, 1.00" in ended.stdout
 
 
+FORGETFUL = """
+import halox
+grid = halox.Grid((9, 6), periodic=True, device="cpu")
+u = grid.random(1)
+for step in range(4):
+    if step != 2:
+        grid.exchange(u)
+    u[1:-1, 1:-1] += 0.1 * (u[2:, 1:-1] - u[1:-1, 1:-1])
+    grid.norm(u)
+"""
+
+
+def test_a_reduction_names_the_old_halo(tmp_path: Path) -> None:
+    script = tmp_path / "forgetful.py"
+    script.write_text(FORGETFUL)
+    ended = support.halox("run", str(script), "-n", "3", "--compare", "2")
+    assert "first difference is in norm of u, call 5\n" in ended.stdout, ended.stdout
+    assert "its halo is old: exchange of u, call 3\n" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("more", "found"),
     [
