@@ -17,6 +17,7 @@ from typing import Any
 from halox._version import __version__
 from halox.cli import (
     catalogue,
+    compare,
     info,
     launcher,
     links,
@@ -156,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     program = script.read(words[1:]) if words[:1] == ["run"] else None
+    if program is not None and program.compare is not None:
+        return compare.compare(program.ranks or 1, program.compare, program.arguments)
     if program is not None:
         script.start(program)
     args = build_parser(words).parse_args(words)

@@ -1,7 +1,7 @@
 """``halox run SCRIPT.py``: a user's script or module, on ranks that are started or already run.
 
-``-n`` is before the program's name or directly after it. The first word after the name that is not ``-n`` begins the
-program's own arguments. ``--`` also begins these arguments, and is removed.
+``-n`` and ``--compare`` are before the program's name or directly after it. The first other word after the name begins
+the program's own arguments. ``--`` also begins these arguments, and is removed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from halox.errors import HaloxError
 USAGE = """\
 your own script, with the same launcher: halox run [-n RANKS] SCRIPT.py [-n RANKS] [arguments]
 your own module:                         halox run [-n RANKS] -m MODULE [-n RANKS] [arguments]
-The first word behind the name that is not -n begins the script's own arguments; so does --.
-The name of a mini-app stands for the app; write ./NAME for a script of that name."""
+The first word behind the name that is not -n or --compare begins the script's own arguments; so does --.
+The name of a mini-app stands for the app; write ./NAME for a script of that name.
+--compare RANKS (or cpu), beside -n, runs it on other ranks, too (or without GPUs), and shows the first difference."""
 
-_RANKS = re.compile(r"(?:-n|--ranks)(?:=?(\d+))?")
+_OPTION = re.compile(r"(-n|--ranks|--compare)(?:=?(\d+|cpu))?")
 _DIGITS = 10
 
 
 @dataclass(frozen=True)
 class Script:
-    """A user's program: the arguments of Python that run it, and the requested number of ranks."""
+    """A user's program: the arguments of Python that run it, and the values of ``-n`` and ``--compare``."""
 
     arguments: tuple[str, ...]
     ranks: int | None
+    compare: str | None = None
 
 
 def read(words: Sequence[str]) -> Script | None:
@@ -41,36 +43,47 @@ def read(words: Sequence[str]) -> Script | None:
     Raises `HaloxError` if the number of ranks is invalid or given twice, or if no app or file has the name.
     """
     rest = list(words)
-    ranks = _take_ranks(rest, None)
+    taken: dict[str, str] = {}
+    _take_options(rest, taken)
     if rest[:1] == ["-m"]:
         program = rest[:2]
         if len(program) == 1:
             raise HaloxError("halox run -m: the name of a module must follow")
-    elif not rest or rest[0].startswith("-") or not _is_script(rest[0]):
+        del rest[:2]
+    elif not rest or rest[0].startswith("-"):
         return None
+    elif _is_script(rest[0]):
+        program = [rest.pop(0)]
+    elif any(word.startswith("--compare") for word in words):
+        program = ["-m", "halox", "run", rest.pop(0)]
     else:
-        program = rest[:1]
-    del rest[: len(program)]
-    ranks = _take_ranks(rest, ranks)
+        return None
+    _take_options(rest, taken)
+    if len(program) == 4 and "--compare" not in taken:
+        return None  # a wrong option of the app
     if rest[:1] == ["--"]:
         del rest[0]
-    return Script((*program, *rest), ranks)
+    ranks = int(taken["-n"]) if "-n" in taken else None
+    return Script((*program, *rest), ranks, taken.get("--compare"))
 
 
-def _take_ranks(words: list[str], ranks: int | None) -> int | None:
-    """Remove ``-n`` options from the front of the words; return their number of ranks, else the number before."""
-    while words and (match := _RANKS.fullmatch(words[0])):
+def _take_options(words: list[str], taken: dict[str, str]) -> None:
+    """Move ``-n`` and ``--compare`` from the front of the words to ``taken``."""
+    while words and (match := _OPTION.fullmatch(words[0])):
         option = words.pop(0)
-        value = match[1] or (words.pop(0) if words else "")
+        name = "--compare" if match[1] == "--compare" else "-n"
+        value = match[2] or (words.pop(0) if words else "")
         own = "if it is an option of the script's own, write -- in front of it"
-        if ranks is not None:
-            raise HaloxError(f"{option}: the number of ranks is given twice, {ranks} before; {own}")
-        ranks = int(value) if value.isdecimal() and len(value) < _DIGITS else 0
-        if ranks < 1:
+        if name in taken:
+            raise HaloxError(
+                f"{option}: the number of ranks is given twice, {taken[name]} before; {own}"
+            )
+        is_number = value.isdecimal() and len(value) < _DIGITS and int(value) > 0
+        if not is_number and (name, value) != ("--compare", "cpu"):
             raise HaloxError(
                 f"{option}: expected a number of ranks, at least 1, got {value!r}; {own}"
             )
-    return ranks
+        taken[name] = value
 
 
 def _is_script(name: str) -> bool:

@@ -259,6 +259,10 @@ class FieldLayouts:
             for parity in (PARITIES if spec.parity else (None,))
         ]
         expected = f"rank {self._rank} with halo={self._halo} has padded_shape={plain}"
+        if not specs and shape == self._decomposition.grid_shape:
+            raise FieldError(
+                f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
+            )
         if not specs:
             raise FieldError(
                 f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind; allocate "

@@ -94,23 +94,15 @@ def overlap_regions(
 
     Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
     points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
-<<<<<<< HEAD
     the field's halo is wide. If no interior remains, the only region is in the second part. The exchange leaves out
     the ``fixed`` axes.
-=======
-    the field's halo is wide. If all cells are nearer, the only region is in the second part.
->>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
 
     On a GPU rims are ``multiples`` thick, a number for each grid axis, and axes that are periodic within the rank have
     no rims: their halo is filled before the first region.
     """
     inner, box = _owned(layout), _owned(layout)
     for each in (layout, *others):
-<<<<<<< HEAD
-        for axis, (low, high) in enumerate(_unwritten(each, width, fixed, remote=bool(multiples))):
-=======
-        for axis, (low, high) in enumerate(_unwritten(each, width, bool(multiples))):
->>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
+        for axis, (low, high) in enumerate(_unwritten(each, width, fixed, bool(multiples))):
             unit, origin = _unit(layout, axis), layout.origin[axis]
             first, stop = inner[axis]
             # Pairs of cells are whole.
@@ -132,13 +124,9 @@ def overlap_regions(
     return (_cells(layout, box),), tuple(regions)
 
 
-<<<<<<< HEAD
 def _unwritten(
-    layout: FieldLayout, width: int | None, fixed: Sequence[int], *, remote: bool
+    layout: FieldLayout, width: int | None, fixed: Sequence[int], copied: bool
 ) -> list[Interval]:
-=======
-def _unwritten(layout: FieldLayout, width: int | None, copied: bool) -> list[Interval]:
->>>>>>> e6e784d6382a05652885371da97f35d5cf3cf2fb
     """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes.
 
     With ``copied``, copies within the rank do not count.

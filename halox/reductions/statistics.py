@@ -39,7 +39,7 @@ def over_axes(
             raise FieldError(f"axis: a field of one parity has no {op} over axes; leave out axis")
         operation, dtype = find_field_operation(op, (own.dtype,), False)
         reduce = partial(own.sum, dtype=dtype) if op == "sum" else getattr(own, op)
-        kept, starts = [n for n in range(own.ndim) if n not in axes], _starts(layout)
+        kept, starts = [n for n in range(own.ndim) if n not in axes], starts_of(layout)
         shape = [layout.global_shape[n] for n in kept]
         whole = domain.xp.full(shape, operation.identity(dtype), dtype)
         whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = reduce(axis=axes)
@@ -86,7 +86,7 @@ def extreme(
     def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
         number, value = place(name, own)
         index = np.unravel_index(number, own.shape)
-        position = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
+        position = tuple(int(n) + start for n, start in zip(index, starts_of(layout), strict=True))
         return None, {}, (position, value)
 
     _, of_ranks = _of_cells(domain, name, field, find)
@@ -139,7 +139,7 @@ def histogram(
     return np.asarray(np.sum([*counts], axis=0)), edges
 
 
-def _starts(layout: FieldLayout) -> list[int]:
+def starts_of(layout: FieldLayout) -> list[int]:
     """Return the index of a rank's first cell in the whole field."""
     before, after = layout.spec.components_before, layout.spec.components_after
     return [0] * len(before) + [cut.start for cut in layout.owned] + [0] * len(after)

@@ -36,7 +36,7 @@ from halox.runtime.communicator import (
 from halox.runtime.duplicates import duplicate_of
 from halox.runtime.finalizing import FORKED, before_finalize, keep
 from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
-from halox.runtime.uncaught import end_together
+from halox.runtime.uncaught import PRIVATE, end_together
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -153,6 +153,8 @@ class World:
         self._closed_why = ""
         if self.size > 1:
             end_together(mpi)
+            if comm == mpi.COMM_WORLD:
+                PRIVATE[:] = [self.comm]
         _living.add(self)
         if self.debug:
             self._log(making, None)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.finalised import LOCAL
 from tests.faults.programs import start
+from tests.support import full
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -61,6 +62,47 @@ def test_an_exception_on_one_rank(call: str, tmp_path: Path) -> None:
     assert "halox: RuntimeError on rank 1 of 2; all ranks end" in said
     # The other rank has not waited for HALOX_TIMEOUT.
     assert "ExchangeTimeoutError" not in said
+
+
+TOGETHER = """
+    import numpy as np
+    import halox
+    g = halox.Grid((12, 8), device="cpu")
+    {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "texts", "plain"),
+    [
+        (
+            "g.exchange(np.zeros(g.grid_shape))",
+            ["FieldError: array: (12, 8) is the whole grid's shape: grid.scatter"],
+            False,
+        ),
+        *full(("[][g.size]", ["IndexError: list index out of range"], True)),
+        *full(
+            (
+                "g.exchange(np.zeros(g.grid_shape))",
+                ["is the whole grid's shape: grid.scatter(array)"],
+                True,
+            )
+        ),
+        ("[].index(g.rank)", [f"ValueError: {n} is not in list" for n in range(3)], True),
+    ],
+)
+def test_an_exception_of_all_ranks_is_printed_once(
+    call: str, texts: list[str], plain: bool, tmp_path: Path
+) -> None:
+    """Exceptions with other texts are printed by each rank."""
+    script = tmp_path / "wrong.py"
+    script.write_text(dedent(TOGETHER).format(call=call))
+    ended = start([str(script)], ranks=3, plain=plain)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0, said
+    assert [said.count(text) for text in texts] == [1] * len(texts), said
+    assert said.count("Traceback") == len(texts) and "mpi4py" not in said, said
+    assert len(texts) > 1 or "on ranks 0, 1, 2 of 3; all ranks end" in said
 
 
 HOOKED = """
