@@ -124,7 +124,7 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
             const auto at = [&](int axis, int distance) {
                 long long offset = c * halo.component_stride;
                 for (int k = 0; k < AXES; ++k)
-                    offset += (cell[k] + (diagonal || k == axis ? distance : 0)) * halo.axis[k].stride;
+                    offset += (cell[k] + (diagonal || k == axis ? distance : 0)) * halo.stride[k];
                 return *(const u32*)((const char*)from + offset);
             };
             u32 value = at(0, 0) * 5u + c;

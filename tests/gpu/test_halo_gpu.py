@@ -69,7 +69,8 @@ def test_warps_count_for_all_of_their_lanes(shape: tuple[int, ...], divided: Any
             halo["signals"][n] = flags + 4 * stores._number([-s for s in side])
         last = halo["axis"][-1]
         if -1 in divided:
-            last["near"], last["far"], last["inner"] = 2, shape[-1], shape[-1] - 2
+            last["near"], last["far"] = 2, shape[-1]
+            halo["box"][-1] = 2, shape[-1] - 2
             halo["row_low"], halo["row_high"] = last["begin"], last["end"]
         cells = stores._waiting_cells(halo["axis"].tolist(), int(halo["waited"]))
         halo["carry"] = (1 << 32) - cells

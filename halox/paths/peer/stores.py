@@ -38,22 +38,20 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(
-    i8="state flags copies failure limit_ns carry component_stride row", i4="row_low row_high"
-)
-_COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
-_AXIS = _members(u4="stride", i4="begin low high end far near inner")
+_HOT = _members(u4="waited stored", i4="row_low row_high", i8="row")
+_WORDS = _members(i8="component_stride state flags copies failure limit_ns carry")
+_COUNTS = _members(u4="neighbours fields components item_bytes")
+_AXIS, _BOX = _members(i4="begin low high end near far"), _members(i4="near inner")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
-    return np.dtype(
-        [*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
-        align=True,
-    )
+    box, own = [("box", _BOX, (ndim,)), ("stride", "u4", (ndim,))], ("own", "i8", (_FIELDS,))
+    ends = ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))
+    members = [*_HOT, *box, own, *_WORDS, ("signals", "i8", (3**ndim - 1,)), *_COUNTS, *ends]
+    return np.dtype(members, align=True)
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -187,22 +185,26 @@ class StoreChannel(Channel):
             runtime.memcpy(table, copies.ctypes.data, copies.nbytes, runtime.memcpyHostToDevice)
             runtime.deviceSynchronize()
         limit_ns = int(self._world.limit_s * 1e9)
-        words = pointer, flags, table, self.failure.pointer, limit_ns
+        words = self._strides[0], pointer, flags, table, self.failure.pointer, limit_ns
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
-        counts = waited, stored, len(signals), len(fields), components, itemsize
-        last = len(self._strides) - 2
+        counts = len(signals), len(fields), components, itemsize
+        strides = self._strides[1:]
+        last = len(strides) - 1
         side = 3**last  # the direction to the low side of the last axis; 2 * side to the high side
         alone = not waited >> side
         axes = [self._axis(axis, alone and axis == last) for axis in range(last + 1)]
-        stride, begin, low, high, end, *_ = axes[last]
+        begin, low, high, end, *_ = axes[last]
         row_low = low if alone and stored >> side & 1 else begin
         row_high = high if alone and stored >> 2 * side & 1 else end
+        hot = waited, stored, row_low, row_high, strides[last] * (end - begin)
+        box = [(near, max(far - near, 0)) for *_, near, far in axes]
         carry = (1 << 32) - _waiting_cells(axes, waited)
-        arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        more = carry, self._strides[0], stride * (end - begin), row_low, row_high
+        own, signals = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
+        ends = axes, shape[self._cut]
         self.argument = np.array(
-            (*words, *more, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
+            (*hot, box, strides, own, *words, carry, signals, *counts, *ends),
+            argument_dtype(len(axes)),
         )
         self.argument.flags.writeable = False
         return self
@@ -216,8 +218,7 @@ class StoreChannel(Channel):
         assert end == begin + size
         near = begin if alone else begin + max(low, below)
         far = end if alone else min(high, end - above)
-        sides = begin, begin + low, high, end, far, near
-        return self._strides[1 + axis], *sides, max(far - near, 0)
+        return begin, begin + low, high, end, near, far
 
     def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
@@ -282,7 +283,7 @@ def _number(direction: Sequence[int]) -> int:
 def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
     """Return the number of owned cells that wait for a direction of a mask, or are the first cell."""
     codes = []
-    for _, begin, _, _, end, far, near, _ in axes:
+    for begin, _, _, end, near, far in axes:
         cells = np.arange(begin, end)
         codes.append((cells < near) + 2 * (cells >= far))
     counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0

@@ -38,29 +38,33 @@ __device__ __forceinline__ u32 lane() { u32 n; asm("mov.u32 %0, %%laneid;" : "=r
 #endif
 
 struct Axis {
-    u32 stride;                 // bytes
     int begin, low, high, end;  // owned cells; cells below `low` and from `high` on have copies at neighbours
-    int far, near;              // cells below `near` and from `far` on read the halo or have copies; along the last axis
-    u32 inner;                  // only if another rank is the neighbour; cells between `near` and `far`
-};
+    int near, far;              // cells below `near` and from `far` on read the halo or have copies; along the last axis
+};                              // only if another rank is the neighbour
 
 // Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
 template <int N>
 struct Halo {
     static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
 
+    // For every cell, first, since a launch finds the constant cache cold.
+    u32 waited, stored;     // directions of other ranks, each rank once; directions with copies
+    int row_low, row_high;  // cells of the last axis with a copy on this rank: below `row_low` at `row` bytes above the
+    i64 row;                // cell, from `row_high` on at `row` bytes below it
+    struct {
+        int near;
+        u32 inner;          // cells between near and far
+    } box[N];
+    u32 stride[N];                // bytes
+    u64 own[8];                   // cell 0 of this rank's fields
+    i64 component_stride;
     u64 state;     // a State
     u64 flags;     // this rank's flags, one per direction
     u64 copies;    // for each field and direction the address of cell 0, and the strides of components and axes
     u64 failure;   // four words that the host reads: kind, step, two details
     u64 limit_ns;  // of a wait; 0 without a limit
     u64 carry;     // 2^32, less the owned cells that wait for another rank and the first cell
-    i64 component_stride;
-    i64 row;                      // from a cell to its copy along the last axis, if the rank is its own neighbour there:
-    int row_low, row_high;        // upwards for cells below `row_low`, downwards from `row_high` on
-    u64 own[8];                   // cell 0 of this rank's fields
     u64 signals[DIRECTIONS - 1];  // flags of the neighbours
-    u32 waited, stored;           // directions of other ranks, each rank once; directions with copies
     u32 neighbours, fields;       // numbers of signals and of fields
     u32 components, item_bytes;
     Axis axis[N];
@@ -110,7 +114,7 @@ struct Halo {
         u64 at = own[field] + component * component_stride;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            at += u64(u32(cell[k])) * axis[k].stride;
+            at += u64(u32(cell[k])) * stride[k];
         // Without a branch before the stores, the tests and addresses are ready when the value is.
         const bool inner = is_inner(cell);
         const u64 above = at + row, below = at - row;
@@ -152,7 +156,7 @@ private:
         bool inner = true;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            inner = inner & (u32(cell[k] - axis[k].near) < axis[k].inner);
+            inner = inner & (u32(cell[k] - box[k].near) < box[k].inner);
         return inner;
     }
 
