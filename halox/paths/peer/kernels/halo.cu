@@ -39,24 +39,21 @@ __device__ __forceinline__ u32 lane() { u32 n; asm("mov.u32 %0, %%laneid;" : "=r
 
 struct Axis {
     int begin, low, high, end;  // owned cells; cells below `low` and from `high` on have copies at neighbours
-    int near, far;              // cells below `near` and from `far` on read the halo or have copies; along the last axis
-};                              // only if another rank is the neighbour
+    int near, far;              // ... or read the halo; along the last axis only if another rank is the neighbour
+};
 
 // Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
 template <int N>
 struct Halo {
     static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
 
-    // For every cell, first, since a launch finds the constant cache cold.
-    u32 waited, stored;     // directions of other ranks, each rank once; directions with copies
-    int row_low, row_high;  // cells of the last axis with a copy on this rank: below `row_low` at `row` bytes above the
-    i64 row;                // cell, from `row_high` on at `row` bytes below it
-    struct {
-        int near;
-        u32 inner;          // cells between near and far
-    } box[N];
-    u32 stride[N];                // bytes
-    u64 own[8];                   // cell 0 of this rank's fields
+    // Used for every cell. A launch finds the constant cache cold: few lines, and the one in which parameters begin.
+    u32 waited, stored;       // directions of other ranks, each rank once; directions with copies
+    int row_low, row_high;    // cells of the last axis with copies on this rank: below `row_low` the copy is `row` bytes
+    i64 row;                  // above the cell, from `row_high` on `row` bytes below it
+    struct { int near; u32 inner; } box[N];  // the cells between `near` and `far`: the first, and their number
+    u32 stride[N];            // bytes
+    u64 own[8];               // cell 0 of this rank's fields
     i64 component_stride;
     u64 state;     // a State
     u64 flags;     // this rank's flags, one per direction
