@@ -201,11 +201,8 @@ class StoreChannel(Channel):
         box = [(near, max(far - near, 0)) for *_, near, far in axes]
         carry = (1 << 32) - _waiting_cells(axes, waited)
         own, signals = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        ends = axes, shape[self._cut]
-        self.argument = np.array(
-            (*hot, box, strides, own, *words, carry, signals, *counts, *ends),
-            argument_dtype(len(axes)),
-        )
+        values = *hot, box, strides, own, *words, carry, signals, *counts, axes, shape[self._cut]
+        self.argument = np.array(values, argument_dtype(len(axes)))
         self.argument.flags.writeable = False
         return self
 
