@@ -110,12 +110,12 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
 {
     int total = 1;
     for (int k = 0; k < AXES; ++k)
-        total *= halo.axis[k].end - halo.axis[k].begin;
+        total *= halo.owned[k].high - halo.owned[k].low;
     for (int number = blockIdx.x * blockDim.x + threadIdx.x; number < total; number += gridDim.x * blockDim.x) {
         int cell[AXES], left = number;
         for (int k = AXES; k-- > 0;) {
-            const int extent = halo.axis[k].end - halo.axis[k].begin;
-            cell[k] = halo.axis[k].begin + left % extent;
+            const int extent = halo.owned[k].high - halo.owned[k].low;
+            cell[k] = halo.owned[k].low + left % extent;
             left /= extent;
         }
         if (waits)
@@ -124,7 +124,7 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
             const auto at = [&](int axis, int distance) {
                 long long offset = c * halo.component_stride;
                 for (int k = 0; k < AXES; ++k)
-                    offset += (cell[k] + (diagonal || k == axis ? distance : 0)) * halo.axis[k].stride;
+                    offset += (cell[k] + (diagonal || k == axis ? distance : 0)) * halo.stride[k];
                 return *(const u32*)((const char*)from + offset);
             };
             u32 value = at(0, 0) * 5u + c;

@@ -67,11 +67,11 @@ def test_warps_count_for_all_of_their_lanes(shape: tuple[int, ...], divided: Any
         halo["waited"] = sum(1 << stores._number(side) for side in sides)
         for n, side in enumerate(sides):
             halo["signals"][n] = flags + 4 * stores._number([-s for s in side])
-        last = halo["axis"][-1]
         if -1 in divided:
-            last["near"], last["far"], last["inner"] = 2, shape[-1], shape[-1] - 2
-            halo["row_low"], halo["row_high"] = last["begin"], last["end"]
-        cells = stores._waiting_cells(halo["axis"].tolist(), int(halo["waited"]))
+            halo["rims"][-1], halo["box"][-1] = (2, shape[-1]), (2, shape[-1] - 2)
+            halo["row_low"], halo["row_high"] = halo["owned"][-1].tolist()
+        owned, rims = halo["owned"].tolist(), halo["rims"].tolist()
+        cells = stores._waiting_cells(owned, rims, int(halo["waited"]))
         halo["carry"] = (1 << 32) - cells
         steps.halo = halo
         for number in range(5):

@@ -38,22 +38,21 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(
-    i8="state flags copies failure limit_ns carry component_stride row", i4="row_low row_high"
-)
-_COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
-_AXIS = _members(u4="stride", i4="begin low high end far near inner")
+_FIRST = _members(u4="waited stored", i4="row_low row_high", i8="row component_stride copies")
+_WORDS = _members(i8="state flags carry failure limit_ns")
+_COUNTS = _members(u4="neighbours fields components item_bytes")
+_SIDES, _BOX = _members(i4="low high"), _members(i4="near inner")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
-    return np.dtype(
-        [*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
-        align=True,
-    )
+    owned, copied, rims = [(name, _SIDES, (ndim,)) for name in ("owned", "copied", "rims")]
+    for_cells = ("box", _BOX, (ndim,)), ("stride", "u4", (ndim,)), owned, copied
+    rest = rims, ("signals", "i8", (3**ndim - 1,)), ("extent", "i4", (ndim,))
+    members = [*_FIRST, *for_cells, ("own", "i8", (_FIELDS,)), *_WORDS, *_COUNTS, *rest]
+    return np.dtype(members, align=True)
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -186,37 +185,38 @@ class StoreChannel(Channel):
             runtime.memcpy(table, copies.ctypes.data, copies.nbytes, runtime.memcpyHostToDevice)
             runtime.deviceSynchronize()
         limit_ns = int(self._world.limit_s * 1e9)
-        words = pointer, flags, table, self.failure.pointer, limit_ns
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
-        counts = waited, stored, len(signals), len(fields), components, itemsize
-        last = len(self._strides) - 2
+        counts = len(signals), len(fields), components, itemsize
+        strides = self._strides[1:]
+        last = len(strides) - 1
         side = 3**last  # the direction to the low side of the last axis; 2 * side to the high side
         alone = not waited >> side
         axes = [self._axis(axis, alone and axis == last) for axis in range(last + 1)]
-        stride, begin, low, high, end, *_ = axes[last]
-        row_low = low if alone and stored >> side & 1 else begin
-        row_high = high if alone and stored >> 2 * side & 1 else end
-        carry = (1 << 32) - _waiting_cells(axes, waited)
-        arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        more = carry, self._strides[0], stride * (end - begin), row_low, row_high
-        self.argument = np.array(
-            (*words, *more, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
-        )
+        owned, copied, rims = map(list, zip(*axes, strict=True))
+        row = strides[last] * (owned[last][1] - owned[last][0])
+        row_low = (copied if alone and stored >> side & 1 else owned)[last][0]
+        row_high = (copied if alone and stored >> 2 * side & 1 else owned)[last][1]
+        first = waited, stored, row_low, row_high, row, self._strides[0], table
+        box = [(near, max(far - near, 0)) for near, far in rims]
+        carry = (1 << 32) - _waiting_cells(owned, rims, waited)
+        words = pointer, flags, carry, self.failure.pointer, limit_ns
+        own, signals = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
+        rest = rims, signals, shape[self._cut]
+        values = *first, box, strides, owned, copied, own, *words, *counts, *rest
+        self.argument = np.array(values, argument_dtype(len(axes)))
         self.argument.flags.writeable = False
         return self
 
-    def _axis(self, axis: int, alone: bool) -> tuple[int, ...]:
-        """Return an axis as ``halo.cu`` has it; ``alone`` along it, the rank waits for no other rank."""
+    def _axis(self, axis: int, alone: bool) -> Sequence[tuple[int, int]]:
+        """Return ``owned``, ``copied`` and ``rims`` of an axis; ``alone``, the rank waits for no other rank there."""
         decomposition = self._layout.decomposition
         along = self._layout.along(axis, decomposition.coords_of(self._world.rank)[axis])
         (begin, size), (high, _), (_, low) = along.sent()
         _, (end, above), (_, below) = along.received()
         assert end == begin + size
-        near = begin if alone else begin + max(low, below)
-        far = end if alone else min(high, end - above)
-        sides = begin, begin + low, high, end, far, near
-        return self._strides[1 + axis], *sides, max(far - near, 0)
+        rims = begin + max(low, below), min(high, end - above)
+        return (begin, end), (begin + low, high), (begin, end) if alone else rims
 
     def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
@@ -278,16 +278,16 @@ def _number(direction: Sequence[int]) -> int:
     return sum(-side % 3 * 3**axis for axis, side in enumerate(direction))
 
 
-def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
+def _waiting_cells(owned: Any, rims: Any, waited: int) -> int:
     """Return the number of owned cells that wait for a direction of a mask, or are the first cell."""
     codes = []
-    for _, begin, _, _, end, far, near, _ in axes:
+    for (begin, end), (near, far) in zip(owned, rims, strict=True):
         cells = np.arange(begin, end)
         codes.append((cells < near) + 2 * (cells >= far))
     counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0
     # Of the directions to no side, the low side, the high side, both.
     digits = (0,), (0, 1), (0, 2), (0, 1, 2)
-    for sides in product(range(4), repeat=len(axes)):
+    for sides in product(range(4), repeat=len(codes)):
         found = product(*(digits[side] for side in sides))
         if any(waited >> sum(n * 3**k for k, n in enumerate(number)) & 1 for number in found):
             total += prod(count[side] for count, side in zip(counts, sides, strict=True))

@@ -288,13 +288,13 @@ class TestFailures:
 def cells_of(rank: Rank, near: bool) -> dict[int, list[tuple[int, ...]]]:
     """Return the owned cells by the sides that `wait` finds, or else by the sides that `store` finds."""
     found: dict[int, list[tuple[int, ...]]] = {}
-    axes = rank.channel.argument["axis"]
-    names = ("near", "far") if near else ("low", "high")
-    for cell in np.ndindex(*(int(a["end"] - a["begin"]) for a in axes)):
-        at = tuple(int(n + a["begin"]) for n, a in zip(cell, axes, strict=True))
+    argument = rank.channel.argument
+    owned, bounds = argument["owned"].tolist(), argument["rims" if near else "copied"].tolist()
+    for cell in np.ndindex(*(high - low for low, high in owned)):
+        at = tuple(n + low for n, (low, _) in zip(cell, owned, strict=True))
         sides = 0
-        for k, (n, a) in enumerate(zip(at, axes, strict=True)):
-            sides |= (n < a[names[0]]) << 2 * k | int(n >= a[names[1]]) << (2 * k + 1)
+        for k, (n, (low, high)) in enumerate(zip(at, bounds, strict=True)):
+            sides |= (n < low) << 2 * k | int(n >= high) << (2 * k + 1)
         found.setdefault(sides, []).append(at)
     return found
 

@@ -37,11 +37,8 @@ __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: 
 __device__ __forceinline__ u32 lane() { u32 n; asm("mov.u32 %0, %%laneid;" : "=r"(n)); return n; }
 #endif
 
-struct Axis {
-    u32 stride;                 // bytes
-    int begin, low, high, end;  // owned cells; cells below `low` and from `high` on have copies at neighbours
-    int far, near;              // cells below `near` and from `far` on read the halo or have copies; along the last axis
-    u32 inner;                  // only if another rank is the neighbour; cells between `near` and `far`
+struct Sides {
+    int low, high;  // cells below `low`, and cells from `high` on
 };
 
 // Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
@@ -49,22 +46,26 @@ template <int N>
 struct Halo {
     static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
 
-    u64 state;     // a State
-    u64 flags;     // this rank's flags, one per direction
-    u64 copies;    // for each field and direction the address of cell 0, and the strides of components and axes
-    u64 failure;   // four words that the host reads: kind, step, two details
-    u64 limit_ns;  // of a wait; 0 without a limit
-    u64 carry;     // 2^32, less the owned cells that wait for another rank and the first cell
+    // A launch finds the constant cache cold: the members for stores are together, and begin in the line of the parameters.
+    u32 waited, stored;     // directions of other ranks, each rank once; directions with copies
+    int row_low, row_high;  // cells of the last axis with copies on this rank: below `row_low` the copy is `row` bytes
+    i64 row;                // above the cell, from `row_high` on `row` bytes below it
     i64 component_stride;
-    i64 row;                      // from a cell to its copy along the last axis, if the rank is its own neighbour there:
-    int row_low, row_high;        // upwards for cells below `row_low`, downwards from `row_high` on
-    u64 own[8];                   // cell 0 of this rank's fields
+    u64 copies;             // for each field and direction the address of cell 0, the strides of components and axes
+    struct { int near; u32 inner; } box[N];  // the cells between the rims: the first, and their number
+    u32 stride[N];          // bytes
+    Sides owned[N], copied[N];  // cells of neighbours; cells with copies there
+    u64 own[8];             // cell 0 of this rank's fields
+
+    u64 state;              // a State
+    u64 flags;              // this rank's flags, one per direction
+    u64 carry;              // 2^32, less the owned cells that wait for another rank and the first cell
+    u64 failure;            // four words that the host reads: kind, step, two details
+    u64 limit_ns;           // of a wait; 0 without a limit
+    u32 neighbours, fields, components, item_bytes;
+    Sides rims[N];          // cells with copies, or that read the halo; along the last axis only if another rank is there
     u64 signals[DIRECTIONS - 1];  // flags of the neighbours
-    u32 waited, stored;           // directions of other ranks, each rank once; directions with copies
-    u32 neighbours, fields;       // numbers of signals and of fields
-    u32 components, item_bytes;
-    Axis axis[N];
-    int extent[N];  // of the array, halo included
+    int extent[N];          // of the array, halo included
 
     // Waits for the neighbours that fill the halo around a cell, or have a copy of it. Precedes the reads around the
     // cell, and the store to it. Returns false after a wait was given up: results are not valid from then on.
@@ -78,8 +79,8 @@ struct Halo {
         bool is_first = true;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            is_first = is_first && cell[k] == axis[k].begin;
-        const u32 wanted = waited & among<&Axis::near, &Axis::far>(cell);
+            is_first = is_first && cell[k] == owned[k].low;
+        const u32 wanted = waited & among(rims, cell);
         if (!wanted && !is_first)
             return true;
         const u32 lanes = __match_any_sync(__activemask(), wanted);
@@ -110,19 +111,18 @@ struct Halo {
         u64 at = own[field] + component * component_stride;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            at += u64(u32(cell[k])) * axis[k].stride;
-        // Without a branch before the stores, the tests and addresses are ready when the value is.
+            at += u64(u32(cell[k])) * stride[k];
+        // Not nested, so that the compiler makes no branch: tests and addresses are ready when the value is.
         const bool inner = is_inner(cell);
-        const u64 above = at + row, below = at - row;
         put(at, value);
         if (inner & (cell[N - 1] < row_low))
-            put(above, value);
+            put(at + row, value);
         if (inner & (cell[N - 1] >= row_high))
-            put(below, value);
+            put(at - row, value);
         if (inner)
             return;
 #pragma unroll 1
-        for (u32 left = is_owned(cell) ? stored & among<&Axis::low, &Axis::high>(cell) : 0; left; left &= left - 1) {
+        for (u32 left = is_owned(cell) ? stored & among(copied, cell) : 0; left; left &= left - 1) {
             const i64* copy = (const i64*)copies + (u32(field) * DIRECTIONS + __ffs(left) - 1) * (2 + N);
             i64 to = copy[0] + component * copy[1];
 #pragma unroll
@@ -139,11 +139,11 @@ private:
 
     __device__ bool is_owned(const int (&cell)[N]) const
     {
-        bool owned = true;
+        bool all = true;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            owned = owned && cell[k] >= axis[k].begin && cell[k] < axis[k].end;
-        return owned;
+            all = all && cell[k] >= owned[k].low && cell[k] < owned[k].high;
+        return all;
     }
 
     // Whether a cell is owned, does not wait, and has copies along the last axis only, if at all.
@@ -152,18 +152,17 @@ private:
         bool inner = true;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            inner = inner & (u32(cell[k] - axis[k].near) < axis[k].inner);
+            inner = inner & (u32(cell[k] - box[k].near) < box[k].inner);
         return inner;
     }
 
-    // The directions that lead to sides where the cell is below `LOW`, or not below `HIGH`, and to no others; and bit 0.
-    template <int Axis::*LOW, int Axis::*HIGH>
-    __device__ u32 among(const int (&cell)[N]) const
+    // The directions that lead only to sides beyond whose bound the cell is; and bit 0.
+    static __device__ u32 among(const Sides (&sides)[N], const int (&cell)[N])
     {
         u32 found = 1, power = 1;
 #pragma unroll
         for (int k = 0; k < N; ++k, power *= 3)
-            found |= (cell[k] < axis[k].*LOW ? found << power : 0) | (cell[k] >= axis[k].*HIGH ? found << 2 * power : 0);
+            found |= (cell[k] < sides[k].low ? found << power : 0) | (cell[k] >= sides[k].high ? found << 2 * power : 0);
         return found;
     }
 
@@ -230,8 +229,8 @@ private:
     {
         const auto mixed = [](u64 n) { n *= 0x9e3779b97f4a7c15u; return n ^ n >> 29; };
         u64 at = 0, cells = 1;
-        for (int k = 0; k < N; cells *= u32(axis[k].end - axis[k].begin), ++k)
-            at = at * u32(axis[k].end - axis[k].begin) + u32(cell[k] - axis[k].begin);
+        for (int k = 0; k < N; cells *= u32(owned[k].high - owned[k].low), ++k)
+            at = at * u32(owned[k].high - owned[k].low) + u32(cell[k] - owned[k].low);
         if (!is_owned(cell))
             return;
         add_count(state + 24, mixed((at + 1) % cells) - mixed(at));
