@@ -29,7 +29,7 @@ from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.plans.device_loop import Loop
 from halox.plans.plan import Plan
-from halox.points import Points
+from halox.sampling.points import Points
 from halox.reductions.statistics import starts_of
 from halox.runtime.arrays import as_ndarray
 from halox.runtime.gpu.devices import as_device_array, to_host

@@ -46,11 +46,15 @@ class GridPlans:
             return key, None
 
     def of_call(
-        self, fields: tuple[object, ...], corners: bool | None, key: Hashable
+        self,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        key: Hashable,
+        call: str | None = None,
     ) -> CachedPlan:
         """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
         known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
-        return known or self.add("copy", fields, corners, key)
+        return known or self.add("copy", fields, corners, key, call)
 
     @single_threaded
     def add(
