@@ -37,13 +37,21 @@ class GridPlans:
         self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
         self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
+        self._fixed_axes: dict[Any, tuple[int, ...]] = {}  # by the arguments of earlier calls
 
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
         try:
-            return key, self._fixed(axes)
+            return key, self._fixed_axes[axes]
+        except (KeyError, TypeError):  # new, or unhashable
+            pass
+        try:
+            fixed = self._fixed(axes)
         except FieldError:
             return key, None
+        if isinstance(axes, (str, int, tuple)):
+            self._fixed_axes[axes] = fixed
+        return key, fixed
 
     def of_call(
         self,
