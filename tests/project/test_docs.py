@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_snippets_run(page: Path) -> None:
     # The snippets of a page form one program, from top to bottom.
     support.require("mpi")
     exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})
+
+
+def test_a_notebook_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells of docs/recipes/jupyter.md, where ipyparallel is installed."""
+    pytest.importorskip("ipyparallel")
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    page = (ROOT / "docs" / "recipes" / "jupyter.md").read_text()
+    start, cell = re.findall(r"^```\{code-block\} \w+\n:name: \w+\n\n(.*?)^```$", page, re.S | re.M)
+    notebook: dict[str, Any] = {}
+    exec(start, notebook)
+    try:
+        notebook["engines"][:].execute(cell.removeprefix("%%px\n"), block=True)
+        assert notebook["engines"][:]["total"] == [64 * 48] * 2
+    finally:
+        notebook["cluster"].stop_cluster_sync()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
