@@ -43,13 +43,14 @@ def region_of(region: object, layout: FieldLayout, name: str) -> Cut:
 class CellRanges:
     """Cells of a grid by their global indices, the attribute `halox.Grid.cells`; local.
 
-    ``grid.cells[:-1, 1:, 1:]`` returns the `Cells` of this range that the rank owns. They index arrays with the grid's
-    halo, also arrays with component axes after the grid axes. ``grid.cells.of(u)[:-1, 1:, 1:]`` index any field ``u``.
+    ``grid.cells[:-1, 1:, 1:]`` returns the `halox.plans.regions.Cells` of this range that the rank owns. They index
+    arrays with the grid's halo, also arrays with component axes after the grid axes. ``grid.cells.of(u)[:-1, 1:, 1:]``
+    index any field ``u``.
     There is a slice for each grid axis, with negative numbers as in Python and without a step. As in NumPy, an ellipsis
     stands for whole axes, and so do missing slices. Ranks that own no cell of the range get an empty box, whose
     ``shape`` has a 0.
 
-    Raises `FieldError`, on all ranks, for anything else, and for a range without cells of the grid.
+    Raises `halox.errors.FieldError`, on all ranks, for anything else, and for a range without cells of the grid.
 
     Examples
     --------
