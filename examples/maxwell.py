@@ -26,16 +26,15 @@ WAVES = (2, 1, 3)  # half waves along each axis
 STRENGTH = (1.0, -0.5)  # of E along the first two axes; the third follows from zero divergence
 
 
-def inner(grid: halox.Grid, field: Any) -> tuple[slice, ...]:
-    """Index of the points to advance: the rank's own points without walls. Halos are one point wide."""
-    own = zip(grid.owned, grid.layout(field).spec.staggered, strict=True)
-    return tuple(slice(1 + (s and c.start == 0), 1 + c.stop - c.start) for c, s in own)
+def inner(grid: halox.Grid, field: Any) -> Any:
+    """Index of the points to advance: the rank's own points without walls."""
+    staggered = grid.layout(field).spec.staggered
+    return grid.cells.of(field)[tuple(slice(1, -1) if s else slice(None) for s in staggered)]
 
 
-def moved(points: tuple[slice, ...], axis: int, by: int) -> tuple[slice, ...]:
+def moved(points: Any, axis: int, by: int) -> Any:
     """Move an index along one axis."""
-    cut = points[axis]
-    return (*points[:axis], slice(cut.start + by, cut.stop + by), *points[axis + 1 :])
+    return points.shifted(*(by * (n == axis) for n in range(3)))
 
 
 def add_curl(grid: halox.Grid, fields: list[Any], factor: float, of: list[Any], up: int) -> None:

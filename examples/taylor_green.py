@@ -63,8 +63,8 @@ def vortices(points: halox.Grid, nu: float, t: float) -> Any:
 def main(arguments: Sequence[str] = ()) -> float:
     """Run, and return the largest error."""
     options = parse(arguments)
-    grid = halox.Grid((options.cells,) * 2, halo=0, periodic=True, device=options.device)
-    with grid, halox.FFT(grid, real=True, norm="forward", dealias=True) as fft:
+    shape, device = (options.cells,) * 2, options.device
+    with halox.FFT(shape, real=True, norm="forward", dealias=True, device=device) as fft:
         flow, points = Flow(fft, 1 / options.re), fft.physical
         w = fft.forward(vortices(points, flow.nu, 0))
         for _ in range(options.steps):
@@ -73,9 +73,10 @@ def main(arguments: Sequence[str] = ()) -> float:
         found = fft.backward(w)
         error = float(points.max(abs(found - vortices(points, flow.nu, t))))
         whole = points.gather(found) if options.png else None
-        if grid.rank == 0:
+        if points.rank == 0:
             print(
-                f"{grid.size} rank(s), {grid.device}: {options.steps} steps to t = {t:.4g}: largest error {error:.1e}"
+                f"{points.size} rank(s), {points.device}: "
+                f"{options.steps} steps to t = {t:.4g}: largest error {error:.1e}"
             )
     if whole is not None:
         draw(options.png, whole, t)

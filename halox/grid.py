@@ -8,15 +8,17 @@ with known arrays costs a dict look-up and the exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, get_args, overload
 
 import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
+from halox.decomposition.normalise import axis_number
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import grid_arguments, with_signature
 from halox.errors import FieldError, HaloxError, stripped
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from halox.domain.dimension_names import GridCoords
-    from halox.domain.options import Arguments
+    from halox.domain.options import Arguments, Axes
     from halox.io.checkpoint.arguments import Progress
     from halox.io.checkpoint.loading import Loaded
+    from halox.io.regions import CellRanges
     from halox.plans.device_loop import Loop
     from halox.runtime.array_types import FieldLike, GpuArray
     from halox.solvers.coarsening import Coarse
@@ -80,8 +83,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     periodic : bool or one per axis, optional
         Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
     proc_shape : int or sequence of int, optional
-        Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
-        bytes. If possible, it chooses blocks at least as wide as the halo.
+        Ranks per axis; halox chooses each number that is 0 or None, for few halo bytes in long blocks of memory, which
+        faces along the last axis do not have. If possible, it chooses blocks at least as wide as the halo.
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
@@ -94,16 +97,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ``a``; on a staggered axis the point on the wall also gets it. ("gradient", g) changes by ``g`` per cell in the
         direction of the axis. "periodic" or "wrap" is the same as ``periodic``. ("phase", z) is periodic, and
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
-        called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
-        "high", and ``indices`` has the global indices of its cells, one array per axis, which wrap along periodic axes.
-        It is also called once when a plan is made, and must make no collective call. One boundary for all axes applies
-        to sides without neighbours.
+        called as ``function(slab, axis, side, indices)``, or with five parameters ``function(slab, axis, side, indices,
+        field)``, to fill ``slab``, a view of the halo at the ``side`` "low" or "high". ``indices`` has the global
+        indices of its cells, one array per axis, which wrap along periodic axes. It is also called once when a plan is
+        made, and must make no collective call. One boundary for all axes applies to sides without neighbours.
     connect : dict, optional
-        Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
-        itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
-        ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides with each
-        other: a Moebius strip, ``{0: Connection(flip=1)}``. Only one axis can have joined sides. Exchanges fill the
-        halo there, corners included, from the owners of the points. Its width is less than the extent of the axis.
+        Sides of one axis that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins
+        a side with itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n``
+        longitudes, ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides
+        with each other: a Moebius strip, ``{0: Connection(flip=1)}``. The halo there is narrower than the axis.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
         Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
@@ -255,6 +257,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self.padded_shape: tuple[int, ...] = domain.plain.padded_shape
         self.rank_shape: tuple[int, ...] = domain.rank_shape
         self.owned: tuple[slice, ...] = domain.plain.owned
+        self.dims: tuple[str, ...] = domain.labels.dims
         self.device: Literal["cpu", "gpu"] = division.device
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
@@ -303,9 +306,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         numpy.ndarray or cupy.ndarray
             Shape ``padded_shape``, between the component axes. For a field of one parity, a block of ``n`` cells with
             the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
-            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
-            neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
-            memory (in huge pages), since packing from private memory is faster.
+            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, unless it is
+            large and divided along its innermost axis.
 
         Raises
         ------
@@ -459,9 +461,11 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         return field[self.layout(field).interior]  # type: ignore[index, no-any-return]
 
     @property
-    def dims(self) -> tuple[str, ...]:
-        """Names of the axes in labelled arrays and checkpoints."""
-        return self.domain.labels.dims
+    def cells(self) -> CellRanges:
+        """Cells by global indices: ``u[grid.cells[:-1, 1:]]`` are the cells of this range that the rank owns."""
+        from halox.io.regions import CellRanges
+
+        return CellRanges(self.domain.plain, self.layout)
 
     @property
     def coords(self) -> GridCoords:
@@ -556,29 +560,32 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     @property
     def walls(self) -> tuple[tuple[int, Side], ...]:
         """The ``(axis, side)`` at which this rank's block ends the grid; none on periodic and joined axes."""
-        sides: tuple[Side, ...] = ("low", "high")
-        every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
+        every = product(range(len(self.grid_shape)), get_args(Side))
         return tuple(wall for wall in every if self.at_wall(*wall))
 
-    def at_wall(self, axis: int, side: Side) -> bool:
+    def at_wall(self, axis: int | str, side: Side) -> bool:
         """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local."""
-        return self.domain.plain.is_at_wall(axis, side)
+        return self.domain.plain.is_at_wall(axis_number(axis, self.dims), side)
+
+    def at_end(self, axis: int | str, side: Side) -> bool:
+        """Whether this rank has the first ("low") or last cells along an axis, also if it is periodic. Local."""
+        return self.domain.plain.is_at_end(axis_number(axis, self.dims), side)
 
     def wall(
-        self, field: Given, axis: int, side: Side, depth: int = 1, *, halo: bool = False
+        self, field: Given, axis: int | str, side: Side, depth: int = 1, *, halo: bool = False
     ) -> Given:
         """Return a view of the cells of a field next to a wall; empty on ranks that are not at this wall. Local.
 
         Parameters
         ----------
         field, axis, side
-            A field of the grid, and a wall as in `walls`.
+            A field of the grid, and a wall as in `walls`, or with the axis by its name in ``dims``.
         depth : int
             Number of layers of owned cells.
         halo : bool
             Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
         """
-        index = self.layout(field).wall(axis, side, depth, halo=halo)
+        index = self.layout(field).wall(axis_number(axis, self.dims), side, depth, halo=halo)
         return field[index]  # type: ignore[index, no-any-return]
 
     @short_errors
@@ -607,7 +614,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     # Exchanges
 
-    def exchange(self, *fields: FieldLike, corners: bool | None = None) -> None:
+    def exchange(
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+    ) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -618,6 +627,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             together, in one message per neighbour.
         corners : bool, optional
             Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
+        axes : str, int, or sequence of these, optional
+            Fill only the halos along these axes, by name or number, with the corners that lie in these halos alone.
 
         Notes
         -----
@@ -626,14 +637,18 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         array, or declaring another layout, also triggers a new plan. The last 512 plans are kept. Ordered with CuPy's
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
-        key = self.corners if corners is None else as_bool(corners)
+        key: Hashable = self.corners if corners is None else as_bool(corners)
+        if axes is not None:
+            key = self._plans.key(key, axes)
         cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
         if cached is None:
-            cached = self._plans.add("copy", fields, corners, key)
+            cached = self._plans.add("copy", fields, corners, key, axes=axes)
         runner, bound = cached
         runner.run(bound)
 
-    def accumulate(self, *fields: FieldLike, corners: bool | None = None) -> None:
+    def accumulate(
+        self, *fields: FieldLike, corners: bool | None = None, axes: Axes | None = None
+    ) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
         It has the parameters and errors of `exchange`. Values are added in an order that does not change between runs.
@@ -645,17 +660,16 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         FieldError
             Also if a field's dtype is not numeric, or a boundary is a function.
         """
-        key = ("add", self.corners if corners is None else as_bool(corners))
-        cached = self._known_plans.find(key, fields) or self._plan_cache.find(key, fields)
-        if cached is None:
-            cached = self._plans.add("add", fields, corners, key)
-        runner, bound = cached
+        kind = "add", self.corners if corners is None else as_bool(corners)
+        key = self._plans.key(kind, axes)
+        runner, bound = self._plans.of_call(fields, corners, key, "add", axes=axes)
         runner.run(bound)
 
     def plan(
         self,
         *fields: FieldLike,
         corners: bool | None = None,
+        axes: Axes | None = None,
         path: str | None = None,
         every: int = 1,
         overlap: Literal["auto"] | bool = "auto",
@@ -664,16 +678,16 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Parameters
         ----------
-        *fields, corners
+        *fields, corners, axes
             The same as for `exchange`.
         path : str, optional
             The data path of this plan; by default the path of the grid.
         every : int
             Number of steps between exchanges, see `Plan.steps`: for steps that read ``w`` cells on each side, halos of
-            ``every * w`` cells. Values above 1 need corners, and no phase and no ``connect``.
+            ``every * w`` cells. Values above 1 need all axes and corners, and no phase and no ``connect``.
         overlap : {"auto", True, False}
-            Whether `Plan.overlap` computes during the exchange. "auto" times the first ten loops, with and without, and
-            keeps the faster way; each rank decides alone.
+            Whether `Plan.overlap` computes during the exchange. "auto" decides by the time of the first ten loops, on a
+            GPU by prediction; each rank decides alone.
 
         Returns
         -------
@@ -684,7 +698,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         -----
         Collective. With ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
-        return self._plans.persistent(fields, corners, path, every, overlap)
+        return self._plans.persistent(fields, corners, path, every, overlap, axes)
 
     def describe(self) -> str:
         """Return a text about the division of the grid; local."""
@@ -694,7 +708,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """Return a report of the messages and paths of an exchange of fields; the first call is collective."""
         if not fields:
             raise FieldError("explain: give fields; grid.describe() describes the grid")
-        return self._plans.of_call(fields, None, self.corners)[0].report
+        return self._plans.of_call(fields, None, self.corners, call="explain")[0].report
 
     def predict(
         self, ranks: int | Sequence[int], *fields: Any, **options: Any

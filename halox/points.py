@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
 from halox.domain.domain import domain_of
-from halox.errors import FieldError
+from halox.errors import FieldError, StateError
 from halox.grid import Grid
-from halox.io.gather_scatter import root_of
-from halox.runtime.arrays import Described, as_ndarray
+from halox.io.gather_scatter import PART_BYTES, root_of
+from halox.runtime.arrays import Array, Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import to_host
-from halox.runtime.gpu.streams import stream_pointer
+from halox.runtime.gpu.streams import is_capturing, stream_pointer
+from halox.runtime.known_arrays import KnownArrays
 from halox.sampling.locating import as_points, indices_of
+from halox.sampling.records import Record
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
 from halox.values import check_unmasked, shown
 
@@ -104,8 +106,11 @@ class Points(Unique):
             self._corners, given = self._world.gather(check, "the making of points")
             self._world.check_alike(given.distinct, shown=lambda sent: shown(np.frombuffer(sent)))
         self.owners = owners(grid.domain.plain, self._corners.cells[:, 0])
-        self._weights: dict[tuple[str, int], Weights] = {}
+        self._weights: dict[tuple[str, FieldLayout], Weights] = {}
         self._launches: dict[tuple[object, ...], PointLaunch] = {}
+        self._steps, self._records = 0, list[Record]()  # a record for each field
+        self._known: KnownArrays[list[Record]] = KnownArrays()
+        self._domain.layouts.register(self._known)
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -174,10 +179,7 @@ class Points(Unique):
         else:
             launch = self._launch("get", described, layout)
             launch(values.data.ptr, described.pointer, stream_pointer())
-        if self._world.size > 1 and len(self):
-            # Other ranks' bits are 0, so that this is exact for any dtype.
-            words = values.reshape(-1).view("u1").view(f"u{gcd(values.nbytes, 8)}")
-            self._grid.allreduce(words, "bitwise_or", out=words)
+        self._combine(values)
         return values if is_root else None
 
     @short_errors
@@ -233,6 +235,90 @@ class Points(Unique):
             launch = self._launch("add", described, layout)
             launch(described.pointer, numbers.data.ptr, stream_pointer())
 
+    def record(self, *fields: FieldLike) -> None:
+        """Record the values of fields at this rank's points, in each step of a loop; `collect` returns them.
+
+        The fields are those of `get`, in each step as many, of the same layouts and dtypes; `FieldError` otherwise.
+        `StateError` while the current stream is captured.
+
+        Local; an error is raised on its rank. On a GPU it is one launch a field, ordered with the current stream, and
+        the record stays on the GPU. On the host the record of a point between cells is its cells.
+        """
+        if self._domain.device_id is not None and is_capturing():
+            raise StateError("the current stream is being captured; record after the graph has run")
+        records = self._known.find(None, fields)
+        if records is None or records is not self._records:
+            records = self._records_of(fields)
+        for record, field in zip(records, fields, strict=False):
+            record.add(field, self._steps)
+        self._steps += 1
+
+    @single_threaded
+    def collect(self, *, root: int | None = None) -> Any:
+        """Return the values of all points in all recorded steps, and begin a new record. Collective; blocks.
+
+        All ranks get them, or only ``root``, and other ranks None. They are an array on the host, with the result of
+        `get` in a row for each step; a tuple of arrays if several fields were recorded. `StateError` if nothing was
+        recorded; `MismatchError` also if ranks recorded other fields, or other numbers of steps.
+        """
+
+        def prepare() -> tuple[tuple[list[Array], list[Array]], dict[str, object]]:
+            steps, records, wholes = self._steps, self._records, []
+            if not steps:
+                raise StateError("nothing was recorded; call record(field) in each step before")
+            if root is None or root_of(self._world, root) == self._world.rank:
+                wholes = [
+                    np.empty((steps, *self._shape(each.layout)), each.dtype) for each in records
+                ]
+            kinds = ", ".join(each.kind for each in records)
+            found = [each.values(steps) for each in records], wholes
+            return found, {"root": root, "the number of steps": steps, "the fields": kinds}
+
+        self._world.begin("collect")
+        own, wholes = self._world.attempt(prepare, "a call of Points.collect", alike=True)
+        mine = self.owners == self._world.rank
+        for number, values in enumerate(own):
+            shape = (len(self), *values.shape[2:])
+            steps = max(1, PART_BYTES // max(1, prod(shape) * values.itemsize))
+            for start in range(0, len(values), steps):
+                rows = values[start : start + steps]
+                part = np.zeros((len(rows), *shape), values.dtype)
+                part[:, mine] = rows
+                self._combine(part)
+                if wholes:
+                    wholes[number][start : start + steps] = part
+        self._steps, self._records = 0, []
+        return wholes[0] if len(wholes) == 1 else tuple(wholes) or None
+
+    @short_errors
+    def _records_of(self, fields: tuple[FieldLike, ...]) -> list[Record]:
+        """Return the records of fields, in the first step new ones, after a check of layouts and dtypes."""
+        domain, reads = self._domain, [self._read(field) for field in fields]
+        launch = None if domain.device_id is None else self._launch_record
+        if not self._steps:
+            self._records = [
+                Record(*read, self._weights_of("get", read[1]), domain.xp, launch) for read in reads
+            ]
+        kinds = [f"{described.dtype} {layout.spec.without_boundary}" for described, layout in reads]
+        before = [record.kind for record in self._records]
+        if kinds != before:
+            raise FieldError(
+                f"fields: got {', '.join(kinds)}, after {', '.join(before)}; record the same in each step, or collect()"
+            )
+        self._known.keep(None, fields, self._records)
+        return self._records
+
+    def _launch_record(self, field: FieldLike, row: Any) -> None:
+        described, layout = self._domain.layouts.read(field)
+        self._launch("record", described, layout)(row.data.ptr, described.pointer, stream_pointer())
+
+    def _combine(self, values: Any) -> None:
+        """Set the values of other ranks' points, which are 0, on all ranks."""
+        if self._world.size > 1 and values.size:
+            # All bits are 0, so that this is exact for any dtype.
+            words = values.reshape(-1).view("u1").view(f"u{gcd(values.nbytes, 8)}")
+            self._grid.allreduce(words, "bitwise_or", out=words)
+
     def _shape(self, layout: FieldLayout) -> tuple[int, ...]:
         return (len(self), *layout.spec.components_before, *layout.spec.components_after)
 
@@ -247,9 +333,9 @@ class Points(Unique):
         return described, layout
 
     def _weights_of(self, name: str, layout: FieldLayout) -> Weights:
-        key = name, id(layout)
+        key = name, layout
         if key not in self._weights:
-            self._weights[key] = (reading if name == "get" else adding)(layout, self._corners)
+            self._weights[key] = (adding if name == "add" else reading)(layout, self._corners)
         return self._weights[key]
 
     def _launch(self, name: str, described: Described, layout: FieldLayout) -> PointLaunch:
@@ -259,14 +345,18 @@ class Points(Unique):
 
             weights, device = self._weights_of(name, layout), described.device
             assert device is not None
-            tables = plan_points(layout, described, weights, len(self), add=name == "add")
+            points = len(self)
+            if name == "record":  # this rank's points alone
+                points = len(weights.rows)
+                weights = weights._replace(rows=np.arange(points))
+            tables = plan_points(layout, described, weights, points, add=name == "add")
             self._launches[key] = PointLaunch(tables, device)
         return self._launches[key]
 
 
 def _key(name: str, described: Described, layout: FieldLayout) -> tuple[object, ...]:
     alignment = described.pointer % described.dtype.itemsize
-    return name, id(layout), described.dtype, described.strides, alignment
+    return name, layout, described.dtype, described.strides, alignment
 
 
 def _grid_first(field: object, layout: FieldLayout) -> Any:

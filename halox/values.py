@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,21 @@ from halox.errors import FieldError, HaloxError
 
 SCALARS = (int, float, complex, np.generic)
 """Types of Python's and NumPy's numbers."""
+
+
+def arrays_in(values: Iterable[Any]) -> list[Any]:
+    """Return the arrays among the keywords of an expression; the profile ("x", numbers) has one."""
+    return [
+        value[-1] if type(value) is tuple and value else value
+        for value in values
+        if not isinstance(value, SCALARS)
+    ]
+
+
+def kind_of(value: object) -> object:
+    """Return the type of a keyword of an expression; for a profile its axis."""
+    return value[:1] if type(value) is tuple else type(value)
+
 
 LARGEST = 2**63 - 1
 """The largest number of bytes or elements that NumPy can address."""

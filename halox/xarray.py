@@ -542,7 +542,7 @@ class DatasetFields:
                 )
             ordered, _ = _ordered(self._dataset[name].variable, axes, f"variable {name!r}")
             try:
-                domain.layouts.find(ordered.data)
+                domain.layouts.find(ordered.data, halo=True)
             except FieldError as error:
                 raise FieldError(
                     f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"

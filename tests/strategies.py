@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -110,6 +111,15 @@ def sample(cases: st.SearchStrategy[Any], number: int, comm: Any) -> list[Any]:
         draw()
     found: list[Any] = comm.bcast(drawn)
     return found
+
+
+@st.composite
+def some_axes(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
+    """Cases whose exchanges are along some axes."""
+    case = draw(cases)
+    every = st.sampled_from(range(len(case.shape)))
+    axes = draw(st.lists(every, min_size=1, max_size=3, unique=True))
+    return dataclasses.replace(case, axes=tuple(axes))
 
 
 @st.composite

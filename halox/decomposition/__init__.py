@@ -16,7 +16,7 @@ from halox.decomposition.boundaries import (
     with_periodic_boundary,
 )
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.field_layout import FieldLayout, infer_spec
+from halox.decomposition.field_layout import FieldLayout, component_axes
 from halox.decomposition.field_regions import (
     Region,
     check_widths,
@@ -34,6 +34,7 @@ from halox.decomposition.normalise import (
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
+from halox.decomposition.procgrid import block_cells
 from halox.decomposition.walls import AxisFill, WallFill, WallRegion, Walls
 
 __all__ = [
@@ -54,13 +55,14 @@ __all__ = [
     "WallFill",
     "WallRegion",
     "Walls",
+    "block_cells",
     "boundary_text",
     "check_widths",
+    "component_axes",
     "decompose",
     "directions",
     "exchange_regions",
     "exchange_slabs",
-    "infer_spec",
     "normalise_boundary",
     "normalise_grid_shape",
     "normalise_halo",

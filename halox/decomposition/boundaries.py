@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -20,6 +21,14 @@ PERIODIC = ("periodic", "wrap")
 WORDS = ("edge", "reflect", "symmetric", "antireflect", "antisymmetric", "extrapolate")
 WITH_NUMBER = ("constant", "gradient", "phase")
 MAY_HAVE_NUMBER = ("antireflect", "antisymmetric")  # the value at the mirror, by default 0
+
+OTHER_NAMES = {
+    "dirichlet": '"antisymmetric" or ("antisymmetric", a), for the value 0 or a on the face of the first cell',
+    "neumann": '"symmetric", for no gradient at the face of the first cell, or ("gradient", g)',
+    "wall": '"antisymmetric" for the velocity through the wall, "symmetric" for other quantities',
+    "zero": '("constant", 0), for zeros in the halo, or "antisymmetric", for the value 0 on the face',
+}
+"""Words of other programs, with the boundaries that do the same."""
 
 SIDES = ("low", "high")
 
@@ -35,7 +44,7 @@ class Boundary:
     number : complex or None
         The number of a kind in `WITH_NUMBER` or `MAY_HAVE_NUMBER`.
     function : callable or None
-        Called as ``function(slab, axis, side, indices)``.
+        Called as ``function(slab, axis, side, indices)``, or with the field as fifth argument if `takes_field`.
     """
 
     kind: str
@@ -51,6 +60,16 @@ class Boundary:
     def mirrors_at_point(self) -> bool:
         """Whether the mirror is at the points next to the wall, so that these have no image."""
         return self.kind in ("reflect", "antireflect")
+
+    @property
+    def takes_field(self) -> bool:
+        """Whether the function has a fifth parameter without a default."""
+        try:
+            parameters = signature(self.function).parameters.values()  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # of a compiled function
+            return False
+        kinds = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+        return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters) > 4
 
     def reach(self, width: int) -> int:
         """Return the number of points next to the wall that a fill of this width reads."""
@@ -238,7 +257,9 @@ def _text(pair: Sequence[Boundary | None]) -> str:
 def _wrong(form: object) -> FieldError:
     words = ", ".join(map(repr, (*PERIODIC, *WORDS)))
     pairs = ", ".join(f"({kind!r}, number)" for kind in (*WITH_NUMBER, *MAY_HAVE_NUMBER))
-    return FieldError(
-        f"boundary: {shown(form)} is no boundary; give None, {words}, {pairs} or a function, for all sides, one per "
-        "axis, or (low, high) per axis"
-    )
+    forms = f"None, {words}, {pairs} or a function, for all sides, one per axis, or (low, high) per axis"
+    if isinstance(form, str):
+        forms = OTHER_NAMES.get(form.lower(), forms)
+    elif isinstance(form, Number):
+        forms = f'("constant", {form}), the number in the halo, or ("antisymmetric", {form}), on the face'
+    return FieldError(f"boundary: {shown(form)} is no boundary; give {forms}")

@@ -255,16 +255,20 @@ class Joined:
         return [n // 2 for n in doubles if n % 2 == 0 and not 0 <= n // 2 < points]
 
     def pieces(
-        self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
+        self,
+        axes: Sequence[Along],
+        coords: tuple[int, ...],
+        corners: bool,
+        fixed: Sequence[int] = (),
     ) -> Iterator[Piece]:
         """Yield the boxes that the part at some coordinates sends and receives in an exchange.
 
         Without ``corners`` each box is in one zone of the array per axis: its own points, or the low or the high halo.
+        Along ``fixed`` axes it is in the own points.
         """
         ndim, straight = len(axes), tuple((axis, 1) for axis in range(len(axes)))
-        zones = [(0,) * ndim]
-        if not corners:
-            zones = [z for z in product((1, 2, 3), repeat=ndim) if sum(z) - max(z) < ndim]
+        per_axis = [(1,) if n in fixed else (0,) if corners else (1, 2, 3) for n in range(ndim)]
+        zones = [z for z in product(*per_axis) if sum(z) - max(z) < ndim]
         # As arrays of all parts: with loops over the parts, the boxes of 1,024 parts took a second.
         owned = [np.array([*map(along.owned, range(along.partition.parts))]) for along in axes]
         stored = [

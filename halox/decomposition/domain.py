@@ -173,11 +173,13 @@ def decompose(
     nodes: Sequence[int] | npt.NDArray[np.int32] | None = None,
     placement: Placement | None = None,
     checkerboard: bool = False,
+    block_cells: int = 0,
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
     The arguments are documented at `halox.Grid`. ``nodes`` has the node of each rank: ranks are then placed so that
-    few bytes cross between nodes. A given ``placement`` takes precedence over ``nodes``.
+    few bytes cross between nodes. A given ``placement`` takes precedence over ``nodes``. The process grid that is
+    chosen minimises the cells sent, with ``block_cells`` more for each contiguous block of memory.
 
     Raises `DecompositionError` if an argument is malformed, if no process grid that agrees with ``proc_shape`` fits
     the ranks and the grid, or if a halo is wider than a periodic axis. With ``checkerboard``, also raises
@@ -200,7 +202,7 @@ def decompose(
         units = (*units[:-1], 2)
     given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
     ranks = normalise_ranks(ranks)
-    procs = choose_proc_shape(ranks, shape, widths, wraps, given, cuts, units)
+    procs = choose_proc_shape(ranks, shape, widths, wraps, given, cuts, units, block_cells)
     axes = tuple(
         AxisPartition.even(cells, parts, wrap, unit)
         if cut is None

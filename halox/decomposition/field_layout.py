@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from halox.decomposition.axis_layout import AxisLayout
 from halox.decomposition.boundaries import SIDES
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.field_spec import FieldSpec, ways_to_declare
-from halox.decomposition.normalise import Halo
+from halox.decomposition.field_spec import FieldSpec
 from halox.decomposition.parity import PARITIES, check_checkerboard
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
@@ -227,25 +225,23 @@ class FieldLayout:
             last = 2 * last + (sum(others) + PARITIES.index(self.spec.parity)) % 2
         return (*others, last)
 
-    def is_at_wall(self, axis: int, side: str) -> bool:
-        """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.
-
-        Raises `FieldError` if there is no such axis or side.
-        """
-        ndim, number = self.spec.ndim, as_int(axis)
-        if number is None or not -ndim <= number < ndim:
-            raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
+    def is_at_end(self, axis: int, side: str) -> bool:
+        """Whether the rank's block is the last one towards a side; `FieldError` if there is no such side."""
         if side not in SIDES:
             raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
-        wall = number % ndim, SIDES.index(side)
-        is_open = self.decomposition.periodic[number] or wall in self.decomposition.joined_sides
-        return not is_open and self.at_wall[wall[0]][wall[1]]
+        return self.at_wall[axis][SIDES.index(side)]
+
+    def is_at_wall(self, axis: int, side: str) -> bool:
+        """Whether `is_at_end`, and the axis is not periodic or joined there."""
+        is_at_end, joined = self.is_at_end(axis, side), self.decomposition.joined_sides
+        is_open = self.decomposition.periodic[axis] or (axis, SIDES.index(side)) in joined
+        return is_at_end and not is_open
 
     def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
         """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
         is_there = self.is_at_wall(axis, side)
         index = [slice(None)] * len(self.padded_shape) if halo else list(self.interior)
-        place = len(self.spec.components_before) + axis % self.spec.ndim
+        place = len(self.spec.components_before) + axis
         owned, number = self.interior[place], as_int(depth)
         extent = owned.stop - owned.start
         if number is None or number < 0 or (is_there and number > extent):
@@ -262,56 +258,16 @@ class FieldLayout:
         return self.spec.components_before + grid + self.spec.components_after
 
 
-def infer_spec(
-    decomposition: Decomposition, rank: int, shape: Sequence[int], halo: Halo
-) -> FieldSpec:
-    """Infer from an array's shape which of its axes are grid axes.
-
-    An array may have component axes before or after the grid axes. The result is never staggered; otherwise
-    an array of a wrong shape could pass for a staggered field. Raises `FieldError`, with the expected shape,
-    unless exactly one choice of the grid axes fits. If the ranks have blocks of different sizes, one rank
-    alone may raise, or the ranks may infer different axes. A caller must compare the results of all ranks
-    before it continues collectively.
+def component_axes(
+    shape: tuple[int, ...], grid: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the component axes before and after the grid axes, for each place of the grid axes in an array's shape.
 
     Examples
     --------
-    >>> from halox.decomposition import decompose
-    >>> domain = decompose((10, 8), 1)
-    >>> infer_spec(domain, 0, (12, 10, 3), ((1, 1), (1, 1))).components_after
-    (3,)
+    >>> component_axes((12, 10, 3), (12, 10)), component_axes((4, 4, 4), (4, 4))
+    ([((), (3,))], [((), (4,)), ((4,), ())])
     """
-    shape = tuple(shape)
-    plain = FieldLayout(decomposition, rank, FieldSpec(halo)).padded_shape
-    readings = []
-    for first in range(len(shape) - len(plain) + 1):
-        behind = first + len(plain)
-        before, grid, after = shape[:first], shape[first:behind], shape[behind:]
-        if grid == plain and min(before + after, default=1) >= 1:
-            readings.append(FieldSpec(halo, before, after))
-    if len(readings) == 1:
-        return readings[0]
-    expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
-    if readings:
-        raise FieldError(
-            f"array: shape {shape} can be read in {len(readings)} ways ({expected}); tell which with "
-            f"{ways_to_declare(readings, halo)}"
-        )
-    problem = (
-        f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind"
-    )
-    own = decomposition.rank_shape(rank)
-    bare = tuple((0, 0) for _ in own)
-    without = [
-        FieldSpec(bare, shape[:first], shape[first + len(own) :])
-        for first in range(len(shape) - len(own) + 1)
-        if shape[first : first + len(own)] == own and 0 not in shape
-    ]
-    if without:
-        raise FieldError(
-            f"{problem}; these are the rank's cells without their halo: give the field itself, no slice of it and "
-            f"not grid.interior(field), or tell with {ways_to_declare(without, halo)} if it has none"
-        )
-    raise FieldError(
-        f"{problem}; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
-        "staggered=..., halo=...) if it is staggered or has another halo"
-    )
+    ndim = len(grid)
+    places = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid]
+    return [(shape[:n], shape[n + ndim :]) for n in places if 0 not in shape]

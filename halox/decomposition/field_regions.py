@@ -44,7 +44,9 @@ _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
 """Intervals along an axis by direction or displacement."""
 
 
-def exchange_regions(layout: FieldLayout, corners: bool = True) -> tuple[Region, ...]:
+def exchange_regions(
+    layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = ()
+) -> tuple[Region, ...]:
     """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
     If the direction along an axis is 0, the box covers the owned points along this axis. So the owner of
@@ -55,6 +57,8 @@ def exchange_regions(layout: FieldLayout, corners: bool = True) -> tuple[Region,
     ----------
     corners : bool
         Whether to include edges and corners. A field with ``offsets`` has faces only.
+    fixed : sequence of int
+        Grid axes along which the halo is not exchanged.
 
     Returns
     -------
@@ -68,7 +72,7 @@ def exchange_regions(layout: FieldLayout, corners: bool = True) -> tuple[Region,
     """
     corners = corners and not layout.spec.offsets
     if layout.decomposition.joined is not None:
-        return tuple(_joined_regions(layout, layout.decomposition.joined, corners))
+        return tuple(_joined_regions(layout, layout.decomposition.joined, corners, fixed))
     sent: Sequence[_Intervals] = [axis.sent() for axis in layout.cells]
     received: Sequence[_Intervals] = [axis.received() for axis in layout.cells]
     neighbours = layout.decomposition.neighbours(layout.rank, corners)
@@ -79,6 +83,7 @@ def exchange_regions(layout: FieldLayout, corners: bool = True) -> tuple[Region,
     return tuple(
         Region(at.direction, at.rank, send, receive)
         for at in neighbours
+        if not any(at.direction[axis] for axis in fixed)
         for send, receive in zip_longest(
             _boxes(layout, sent, at.direction), _boxes(layout, received, at.direction)
         )
@@ -157,13 +162,15 @@ def exchange_slabs(layout: FieldLayout) -> tuple[Region, ...]:
     return tuple(chain(*first, others))
 
 
-def walls_of(layout: FieldLayout, corners: bool = True) -> Walls:
+def walls_of(layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = ()) -> Walls:
     """Return the parts of this rank's halo beyond walls of the grid, which are filled after the neighbours' cells.
 
     Parameters
     ----------
     corners : bool
         Whether to fill edges and corners. A field with ``offsets`` has faces only.
+    fixed : sequence of int
+        Grid axes along which the halo is neither received nor filled.
     """
     spec, joined = layout.spec, layout.decomposition.joined_sides
     axes, at_wall = zip(*layout.within_grid, strict=True)
@@ -171,7 +178,9 @@ def walls_of(layout: FieldLayout, corners: bool = True) -> Walls:
     negated: list[tuple[slice, ...]] = []
     if layout.decomposition.joined is not None:
         extents = (*spec.components_before, *(0,) * spec.ndim, *spec.components_after)
-        regions = _joined_regions(layout, layout.decomposition.joined, corners, in_turn=corners)
+        regions = _joined_regions(
+            layout, layout.decomposition.joined, corners, fixed, in_turn=corners
+        )
         for region in regions if spec.signs or spec.is_vector else ():
             if region.recv is not None and region.turn is not None:
                 is_negative = partial(spec.is_negative, region.turn)
@@ -180,7 +189,7 @@ def walls_of(layout: FieldLayout, corners: bool = True) -> Walls:
             tuple(is_at and (axis, side) not in joined for side, is_at in enumerate(pair))
             for axis, pair in enumerate(at_wall)
         )
-    received = []
+    owned, received = [slice(axis.low, axis.low + axis.points) for axis in layout.cells], []
     for own, inside, ends, periodic in zip(
         layout.cells, axes, at_wall, layout.decomposition.periodic, strict=True
     ):
@@ -191,12 +200,14 @@ def walls_of(layout: FieldLayout, corners: bool = True) -> Walls:
         if ends[1] and not periodic:
             stop = min(stop, inside.low + inside.points)
         received.append(slice(start, stop))
+    for axis in fixed:
+        received[axis] = owned[axis]
     return Walls(
         spec.boundary,
         axes,
-        [slice(axis.low, axis.low + axis.points) for axis in layout.cells],
+        owned,
         received,
-        at_wall,
+        [(False, False) if axis in fixed else pair for axis, pair in enumerate(at_wall)],
         layout.decomposition.periodic,
         spec.staggered,
         (spec.components_before, spec.components_after),
@@ -264,11 +275,17 @@ def joined_axes(layout: FieldLayout, *, in_turn: bool = False) -> tuple[Along, .
 
 
 def _joined_regions(
-    layout: FieldLayout, joined: Joined, corners: bool, *, in_turn: bool = False
+    layout: FieldLayout,
+    joined: Joined,
+    corners: bool,
+    fixed: Sequence[int] = (),
+    *,
+    in_turn: bool = False,
 ) -> Iterator[Region]:
     """Yield the regions on a grid with connections, each sent or received; ``in_turn`` is for `exchange_slabs`."""
     spec, coords = layout.spec, layout.decomposition.coords_of(layout.rank)
-    for piece in joined.pieces(joined_axes(layout, in_turn=in_turn), coords, corners):
+    along = joined_axes(layout, in_turn=in_turn)
+    for piece in joined.pieces(along, coords, corners, fixed):
         peer = layout.decomposition.rank_at(piece.parts)
         assert peer is not None
         starts = tuple(n - at for n, at in zip(piece.firsts, layout.origin, strict=True))

@@ -161,6 +161,11 @@ class FieldSpec:
         """The same properties without boundaries, which may hold functions that cannot be sent to another rank."""
         return replace(self, boundary=()) if self.boundary else self
 
+    @property
+    def of_cells(self) -> tuple[object, ...]:
+        """Properties that determine which points a rank owns, and their order in its array: all except the halo's."""
+        return self.components_before, self.components_after, self.staggered, self.parity
+
     def is_negative(self, turn: Turn, component: tuple[int, ...]) -> bool:
         """Whether a component changes its sign across a connection."""
         if self.is_vector:

@@ -1,8 +1,8 @@
-"""Normalisation of arguments for halos, periodicity and shapes.
+"""Normalisation of arguments for halos, periodicity, shapes and axes.
 
 Every function accepts the forms that the public API allows and returns plain Python integers and
-booleans, in tuples. A wrong argument raises ``DecompositionError``. The error names the argument, the
-given value, the allowed values and the remedy.
+booleans, in tuples. A wrong argument raises ``DecompositionError``, or ``FieldError`` for axes. The error names
+the argument, the given value, the allowed values and the remedy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from halox.errors import DecompositionError
+from halox.errors import DecompositionError, FieldError
 from halox.values import LARGEST, as_entries, as_int, as_list, check_bool, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
@@ -239,3 +239,30 @@ def _wrong_number(
 
 def _per_axis_remedy(ndim: int) -> str:
     return "write one for all axes, or " + ("one" if ndim == 1 else f"{ndim}, one per axis")
+
+
+def axis_number(given: object, dims: Sequence[str], name: str = "axis") -> int:
+    """Return the number of a grid axis given by its number or by its name in ``dims``; raises `FieldError`.
+
+    Examples
+    --------
+    >>> axis_number("y", ("x", "y")), axis_number(-2, ("x", "y"))
+    (1, 0)
+    """
+    ndim, number = len(dims), as_int(given)
+    if isinstance(given, str) and given in dims:
+        number = dims.index(given)
+    if number is None or not -ndim <= number < ndim:
+        names = ", ".join(map(repr, dims))
+        raise FieldError(
+            f"{name}: the grid axes are {names}, or 0 to {ndim - 1}, got {shown(given)}"
+        )
+    return number % ndim
+
+
+def other_axes(given: object, dims: Sequence[str]) -> tuple[int, ...]:
+    """Return the grid axes that an argument ``axes``, one or several axes, does not name; raises `FieldError`."""
+    named = {axis_number(one, dims, "axes") for one in as_entries(given)}
+    if not named:
+        raise FieldError(f"axes: give at least one grid axis, got {shown(given)}")
+    return tuple(axis for axis in range(len(dims)) if axis not in named)

@@ -1,4 +1,4 @@
-"""Process grid: the number of ranks along each axis, chosen to minimise the cells sent.
+"""Process grid: the number of ranks along each axis, chosen for the fastest exchange of halos.
 
 A rank has a block of ``n`` cells along an axis and fills ``w`` halo cells along this axis for the
 parts below and above. Over all directions, corners included, the rank fills
@@ -8,7 +8,12 @@ cells. The rank therefore sends
 
     prod(n + w) - prod(n + w where one rank, n elsewhere)
 
-cells to other ranks. The process grid minimises this number for the rank that sends most.
+cells to other ranks. Halos along the innermost axis are many short blocks of memory, in messages as in copies within
+the rank; along the other axes a block is a whole row of ``n`` cells. Over all directions there are
+
+    prod(n + w, outer axes) - prod(n, outer axes) + prod(n + w, outer axes) * sides along the innermost axis
+
+blocks. The process grid minimises cells sent + `block_cells` * blocks for the rank with the largest sum.
 """
 
 from __future__ import annotations
@@ -17,13 +22,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
+
+# Extra time of a contiguous block of memory, in float64 cells of rows sent to another rank of the node. Measured by
+# faces in blocks of 8 bytes beside faces in rows (docs/performance/log.md): 0.2 to 4 on two H200, with a median of 1.3,
+# and 2 to 3 on CPUs.
+_BLOCK_CELLS = {"cpu": 3, "gpu": 1}
 
 # Number of workable process grids that an error suggests.
 _SUGGESTIONS = 3
@@ -40,23 +50,25 @@ def choose_proc_shape(
     given: tuple[int, ...],
     blocks: Sequence[tuple[int, ...] | None],
     units: Sequence[int],
+    block_cells: int,
 ) -> tuple[int, ...]:
-    """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
+    """Ranks per axis that minimise the cells that the busiest rank sends to other ranks, and its blocks of memory.
 
     The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an axis to choose. Every block is at least
     as wide as the halos that it fills, if a process grid has such blocks. Narrower blocks need more messages. Of equal
     process grids, the grid with fewer cells copied within a rank is chosen, then the grid with more ranks along the
     outermost axes, because the faces of these axes have the longest contiguous runs of memory. If all halo widths are
     0, process grids are compared for a width of 1, because a field may have its own halo. ``units`` are the cells per
-    axis that stay in one block.
+    axis that stay in one block. A contiguous block of memory counts as ``block_cells`` more cells.
 
     Raises `DecompositionError` if no process grid fits. The error lists workable process grids, or workable numbers
     of ranks.
 
     Examples
     --------
-    >>> choose_proc_shape(12, (64, 64), ((1, 1), (1, 1)), (True, True), (0, 0), (None, None), (1, 1))
-    (4, 3)
+    >>> plane = (64, 64), ((1, 1), (1, 1)), (True, True), (0, 0), (None, None), (1, 1)
+    >>> choose_proc_shape(12, *plane, block_cells=0), choose_proc_shape(12, *plane, block_cells=3)
+    ((4, 3), (6, 2))
     """
     counted = counted_halo(halo)
     axes = tuple(map(_Axis, range(len(shape)), shape, halo, counted, periodic, blocks, units))
@@ -64,8 +76,13 @@ def choose_proc_shape(
     for some in (axes, of_any_width):
         workable = _workable(some, ranks, given)
         if workable:
-            return _cheapest(axes, workable)
+            return _cheapest(axes, workable, block_cells)
     raise DecompositionError(_refusal(of_any_width, ranks, given))
+
+
+def block_cells(device: Literal["cpu", "gpu"], has_network: bool) -> int:
+    """Cells that take as long as a block of memory; between nodes the bytes alone count."""
+    return 0 if has_network else _BLOCK_CELLS[device]
 
 
 def counted_halo(halo: Halo) -> Halo:
@@ -173,22 +190,29 @@ def _most_ranks(axes: Sequence[_Axis]) -> int:
     return math.prod(len(axis.blocks or range(axis.cells // axis.unit)) for axis in axes)
 
 
-def _cheapest(axes: Sequence[_Axis], workable: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _cheapest(
+    axes: Sequence[_Axis], workable: list[tuple[int, ...]], block_cells: int
+) -> tuple[int, ...]:
     """Return the process grid of least cost.
 
-    The cost is most cells that a rank sends, then most cells copied within a rank, then cuts of inner axes.
+    The cost is most cells that a rank sends, with its blocks of memory, then most cells copied within a rank, then cuts
+    of inner axes.
     """
-    most = math.prod(axis.cells + sum(axis.counted) for axis in axes)
+    most = math.prod(axis.cells + sum(axis.counted) for axis in axes) * (1 + 2 * block_cells)
     procs = np.array(workable, np.int64 if most < 2**62 else object).T
-    sent = copied = 0 * procs[0]
+    widest = max(1, *axes[-1].counted)
+    moved = copied = 0 * procs[0]
     for loads in product(*(axis.loads(parts) for axis, parts in zip(axes, procs, strict=True))):
         reached = math.prod(owned + width for owned, width in loads)
         local = math.prod(
             owned + width * (parts == 1) for (owned, width), parts in zip(loads, procs, strict=True)
         )
-        sent = np.maximum(sent, reached - local)
+        rows = math.prod(owned + width for owned, width in loads[:-1])
+        sides = -(-loads[-1][1] // widest)
+        blocks = rows * (1 + sides) - math.prod(owned for owned, _ in loads[:-1])
+        moved = np.maximum(moved, reached - local + block_cells * blocks)
         copied = np.maximum(copied, local - math.prod(owned for owned, _ in loads))
-    costs = zip(sent.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)
+    costs = zip(moved.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)
     return min(costs)[-1]
 
 

@@ -11,6 +11,7 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     Placement,
+    block_cells,
     boundary_text,
     check_widths,
     decompose,
@@ -111,6 +112,7 @@ def divide(
             "placement", options["placement"], DecompositionError
         )
         several = world.node_count > 1
+        gpu = choose_device(options["device"], world.turn)
         ndim = len(normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(
             False if options["periodic"] is None else options["periodic"], ndim
@@ -133,6 +135,7 @@ def divide(
             nodes=world.ranks.node_of if by_node and cartesian is None and several else None,
             placement=placed,
             checkerboard=check_bool("checkerboard", options["checkerboard"], DecompositionError),
+            block_cells=block_cells("cpu" if gpu is None else "gpu", several),
         )
         if options["connect"] is not None:
             from halox.decomposition.connections import normalise_connect
@@ -146,7 +149,6 @@ def divide(
         layout = FieldLayout(decomposition, world.rank, spec)
         check_widths(layout)
         requested_path(options["path"])
-        gpu = choose_device(options["device"], world.turn)
         leave_sms = check_bool("leave_sms", options["leave_sms"], DecompositionError)
         labels = None
         if options["dims"] is not None or options["coords"] is not None:
@@ -158,6 +160,7 @@ def divide(
             *(decomposition, layout, gpu, corners, options["path"], leave_sms), labels, reproducible
         )
         arguments = {
+            "device": division.device,
             "grid_shape": decomposition.grid_shape,
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
@@ -166,7 +169,6 @@ def divide(
             "proc_shape": decomposition.proc_shape,
             "blocks": tuple(axis.bounds for axis in decomposition.axes),
             "corners": corners,
-            "device": division.device,
             "placement": decomposition.placement.shown,
             "path": options["path"],
             "leave_sms": leave_sms,

@@ -1,9 +1,9 @@
-"""Layouts of a grid's fields: declared, or inferred from an array's shape.
+"""Layouts of a grid's fields: `FieldLayouts.find` answers for all calls which layout an array has.
 
-A shape is first matched with fields that have the grid's halo. If it matches no field or several, and exactly one
-declared layout has this shape, this layout is used: results of arithmetic on declared fields have the layout of these
-fields. If several declared layouts have the shape, the error lists the declaration of each. Parity is never inferred
-from a shape, since even and odd fields have the same shape.
+An array is, in this order, a field that the grid allocated or the user declared; a field with the grid's halo, by its
+shape; a field of the only declared layout with this shape, such as a result of arithmetic on declared fields; or, for
+calls that need no halo, the cells that the rank owns. A shape with several readings is an error, which lists the
+declarations. Points of staggered fields and cells of one parity are never inferred: their shapes are those of cells.
 
 A field is identified by its memory: address, shape, strides and dtype. A declared layout applies to every array with
 the same address, shape, strides and dtype, as long as the array that owns the memory lives. It makes no difference
@@ -13,8 +13,10 @@ which views are alive, or on which ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from halox.decomposition import (
@@ -24,12 +26,13 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     check_widths,
-    infer_spec,
+    component_axes,
     ways_to_declare,
 )
+from halox.decomposition.field_spec import components_text
 from halox.decomposition.normalise import Halo
 from halox.domain.options import FieldOptions, field_spec
-from halox.errors import DeviceError, FieldError
+from halox.errors import DeviceError, FieldError, HaloxError
 from halox.runtime.arrays import Described, describe, owner
 from halox.runtime.known_arrays import KnownArrays
 from halox.values import shown
@@ -59,20 +62,18 @@ class FieldLayouts:
         self._by_spec: weakref.WeakValueDictionary[FieldSpec, FieldLayout] = (
             weakref.WeakValueDictionary()
         )
-        self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
+        # Layouts of undeclared arrays, and whether such an array lacks the halo of fields.
+        self._by_shape: dict[tuple[int, ...], tuple[FieldLayout, bool]] = {}
+        # Of earlier calls of `find`, which users make in each step.
         self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
-        # Arrays that own the memory of declared fields, and whether the grid allocated it.
-        self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
+        # Arrays that own the memory of fields that the grid allocated, by identity.
+        self._owners: dict[int, tuple[weakref.ref[object]]] = {}
         # Layouts of fields that were declared so far, the same on all ranks. Of those that differ in boundaries only,
         # the first two are enough to tell that their shape is ambiguous.
         self._declared_layouts: dict[Hashable, list[FieldLayout]] = {}
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
-
-    def __len__(self) -> int:
-        """Return the number of known arrays, declared fields, and owners of their memory."""
-        return len(self._known) + len(self._declared) + len(self._owners)
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: the same object for equal specs."""
@@ -99,9 +100,8 @@ class FieldLayouts:
         """
         if number is not None:
             root = owner(array)
-            _keep_with(self._owners, id(root), root, True)
+            _keep_with(self._owners, id(root), root)
         self._declare(describe(array), array, layout, number or 0)
-        self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
         """Record the layout of a field, and replace an earlier one; raises the errors of `Grid.declare`."""
@@ -122,16 +122,22 @@ class FieldLayouts:
         self._declare(described, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
             self._forget_results()  # other arrays may be the same field
-        self._remember(array, layout)
 
-    def find(self, array: object) -> FieldLayout:
-        """Return the layout of an array.
+    def find(self, array: object, *, halo: bool = False) -> FieldLayout:
+        """Return the layout of an array; ``halo`` says whether the caller needs the halo of a field.
 
-        Raises `FieldError` if the shape does not fit the grid or is ambiguous, and `DeviceError` if the array is on
-        another device than the grid's fields.
+        Raises `FieldError` if the shape does not fit the grid or is ambiguous, or the halo is needed and missing, and
+        `DeviceError` if the array is on another device than the grid's fields.
         """
-        layout = self._known.find(None, (array,))
-        return self._look_up(array, describe(array, "field")) if layout is None else layout
+        layout = None if halo else self._known.find(None, (array,))
+        if layout is None:
+            layout = self.read(array, halo=halo)[1]
+            if not halo:
+                with suppress(
+                    TypeError
+                ):  # arrays of other libraries may not support weak references
+                    self._known.keep(None, (array,), layout)
+        return layout
 
     def find_cells(self, array: object) -> FieldLayout:
         """Return an array's layout without its boundary, for calls that use no halo; raises the errors of `find`."""
@@ -142,16 +148,18 @@ class FieldLayouts:
         entry = self._declared.get(_field_key(described))
         return 0 if entry is None else entry[2]
 
-    def read(self, array: object) -> tuple[Described, FieldLayout]:
-        """Return an array's description and layout; raises the errors of `find`."""
+    def read(self, array: object, *, halo: bool = False) -> tuple[Described, FieldLayout]:
+        """Return an array's description and layout, as `find`."""
         described = describe(array, "field")
-        return described, self._look_up(array, described)
+        if described.device != self._device:
+            self._check_device(described)
+        return described, self._layout(described, halo=halo)
 
     def is_own(self, array: object) -> bool:
         """Whether an array uses the memory of a field that the grid allocated."""
         root = owner(array)
         entry = self._owners.get(id(root))
-        return entry is not None and entry[1] and entry[0]() is root
+        return entry is not None and entry[0]() is root
 
     def is_field(self, array: object, described: Described) -> bool:
         """Whether an array is a field that the grid allocated or the user declared; ``described`` describes it."""
@@ -189,7 +197,7 @@ class FieldLayouts:
             described = describe(array)
             if described.device != self._device:
                 self._check_device(described)
-            layout, steps = self._layout(described), described.strides
+            layout, steps = self._layout(described, halo=True), described.strides
             if not described.writable or layout.is_flat_somewhere or self.is_own(array):
                 may_share = False
             if 1 in described.shape:  # the stride along an axis of length 1 is never used
@@ -217,83 +225,111 @@ class FieldLayouts:
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
 
-    def _layout(self, described: Described) -> FieldLayout:
+    def _layout(self, described: Described, *, halo: bool) -> FieldLayout:
         """Return the declared layout of an array, or else the layout inferred from its shape."""
         declared = self._declared.get(_field_key(described)) if self._declared else None
-        layout = self._by_shape.get(described.shape) if declared is None else declared[1]
-        if layout is None:
-            layout = self._by_shape[described.shape] = self._inferred(described.shape)
+        if declared is not None:
+            return declared[1]
+        inferred = self._by_shape.get(described.shape)
+        if inferred is None:
+            inferred = self._by_shape[described.shape] = self._inferred(tuple(described.shape))
+        layout, lacks_halo = inferred
+        if halo and lacks_halo:
+            raise FieldError(
+                f"array: shape {layout.padded_shape} has the cells of rank {self._rank} without their halo, which this "
+                "call needs; give the field itself, no slice of it and not grid.interior(field), or tell with "
+                f"{layout.spec.declaration(self._halo)} if it has no halo"
+            )
         return layout
 
-    def _look_up(self, array: object, described: Described) -> FieldLayout:
-        """Return the layout of an array on the grid's device, and remember it for `find`."""
-        self._check_device(described)
-        layout = self._layout(described)
-        self._remember(array, layout)
-        return layout
+    def _inferred(self, shape: tuple[int, ...]) -> tuple[FieldLayout, bool]:
+        """Infer a layout from a shape, and whether the array has no halo and needs none; raises `FieldError`."""
+        none = tuple((0, 0) for _ in self._halo)
+        plain = self.of(FieldSpec(self._halo)).padded_shape
+        specs = [FieldSpec(self._halo, *axes) for axes in component_axes(shape, plain)]
+        declared = [] if len(specs) == 1 else [layout.spec for layout in self.of_shape(shape)]
+        specs = declared or specs
+        lacks_halo = not specs
+        if all(spec.halo != none for spec in specs):
+            cells = self._decomposition.rank_shape(self._rank)
+            specs = specs + [FieldSpec(none, *axes) for axes in component_axes(shape, cells)]
+        specs = [
+            replace(spec, parity=parity)
+            for spec in specs
+            for parity in (PARITIES if spec.parity else (None,))
+        ]
+        expected = f"rank {self._rank} with halo={self._halo} has padded_shape={plain}"
+        if not specs and shape == self._decomposition.grid_shape:
+            raise FieldError(
+                f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
+            )
+        if not specs:
+            raise FieldError(
+                f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind; allocate "
+                "with grid.zeros, or tell with grid.declare(array, components=..., staggered=..., halo=...) if it is "
+                "staggered or has another halo"
+            )
+        if len(specs) > 1:
+            ways = ways_to_declare(dict.fromkeys(specs), self._halo)
+            raise _ambiguous("array", shape, len(specs), ways, f" ({expected})")
+        spec = specs[0] if declared else replace(specs[0], boundary=self._boundary)
+        return self.of(spec), lacks_halo
 
-    def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
-        """Infer a layout from a shape: with the grid's halo, or else the only declared layout with this shape."""
-        try:
-            spec = infer_spec(self._decomposition, self._rank, shape, self._halo)
-            return self.of(replace(spec, boundary=self._boundary))
-        except FieldError:
-            known = self.of_shape(shape)
-            if any(layout.spec.parity is not None for layout in known):
-                both = dict.fromkeys(
-                    replace(layout.spec, parity=parity)
-                    for layout in known
-                    for parity in (PARITIES if layout.spec.parity else (None,))
-                )
-                raise FieldError(
-                    f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
-                    f"{ways_to_declare(both, self._halo)}, or allocate with grid.zeros_like"
-                ) from None
-            if len(known) > 1:
-                ways = ways_to_declare((layout.spec for layout in known), self._halo)
-                raise FieldError(
-                    f"array: shape {shape} is that of {len(known)} layouts of this grid's fields; tell which with "
-                    f"{ways}, or allocate with grid.zeros_like"
-                ) from None
-            # On one rank the array may also be an interior.
-            if (
-                not known
-                and shape == self._decomposition.grid_shape
-                and self._decomposition.ranks > 1
-            ):
-                raise FieldError(
-                    f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
-                ) from None
-            if not known:
-                raise
-            return known[0]
+    def of_whole(self, shape: tuple[int, ...], name: str, call: str) -> FieldOptions:
+        """Return the component axes of a whole field of cells, by the shape of its array.
+
+        Raises `FieldError`, which names the array and the remedy. ``call`` is the remedy's code, with "{}" in place of
+        the field's options.
+        """
+        grid_shape = self._decomposition.grid_shape
+        fits = component_axes(shape, grid_shape)
+        if len(fits) == 1:
+            before, after = fits[0]
+            return {"components": (*before, ..., *after)}
+        if fits:
+            options = [f"components={components_text(*each)}" for each in fits]
+            raise _ambiguous(name, shape, len(fits), ", or ".join(map(call.format, options)))
+        options = []
+        for text, whole in self._other_wholes():
+            for before, after in component_axes(shape, whole):
+                components = f"components={components_text(before, after)}" * bool(before + after)
+                options.append(", ".join(filter(None, [text, components])))
+        raise FieldError(
+            f"{name}: shape {shape} does not hold the grid's {grid_shape}, with component axes in front or behind; "
+            + (
+                f"tell the layout of the field, as with {', or '.join(map(call.format, options))}"
+                if options
+                else "give all cells, without halo, or make a grid of this shape"
+            )
+        )
+
+    def _other_wholes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the options and the points per axis of staggered fields, and of fields of one parity."""
+        axes = self._decomposition.axes
+        for number in range(1, len(axes) + 1):
+            for chosen in combinations(range(len(axes)), number):
+                text = f"staggered={chosen[0] if number == 1 else chosen}"
+                yield text, tuple(axis.points(n in chosen) for n, axis in enumerate(axes))
+        with suppress(HaloxError):  # without a checkerboard
+            yield "parity='even'", self.of_options({"parity": "even"}).global_shape
 
     def _declare(
         self, described: Described, array: object, layout: FieldLayout, number: int
     ) -> None:
-        root = owner(array)
-        if id(root) not in self._owners:
-            _keep_with(self._owners, id(root), root, False)
-        _keep_with(self._declared, _field_key(described), root, layout, number)
+        _keep_with(self._declared, _field_key(described), owner(array), layout, number)
         spec = layout.spec
         key = spec.without_boundary, spec.boundary == self._boundary
         alike = self._declared_layouts.setdefault(key, [])
         if len(alike) < 2 and layout not in alike:
             alike.append(layout)
             known = self._by_shape.pop(layout.padded_shape, None)
-            if known is not None and known is not layout:
+            if known is not None and known[0] is not layout:
                 self._forget_results()
 
     def _forget_results(self) -> None:
         """Discard all results about arrays, since declarations have changed."""
         for table in (self._known, *self._tables):
             table.forget()
-
-    def _remember(self, array: object, layout: FieldLayout) -> None:
-        try:
-            self._known.keep(None, (array,), layout)
-        except TypeError as error:
-            raise _weakref_error(array) from error
 
 
 def _field_key(described: Described) -> Hashable:
@@ -311,11 +347,15 @@ def _keep_with(table: dict[Any, Any], key: Hashable, watched: object, *values: o
     try:
         table[key] = (weakref.ref(watched, forget), *values)
     except TypeError as error:
-        raise _weakref_error(watched) from error
+        raise FieldError(
+            f"a {type(watched).__module__}.{type(watched).__qualname__} cannot be used (it takes no "
+            "weak references); give an array of NumPy or CuPy on the same memory"
+        ) from error
 
 
-def _weakref_error(array: object) -> FieldError:
+def _ambiguous(
+    name: str, shape: tuple[int, ...], count: int, ways: str, expected: str = ""
+) -> FieldError:
     return FieldError(
-        f"a {type(array).__module__}.{type(array).__qualname__} cannot be used (it takes no "
-        "weak references); give an array of NumPy or CuPy on the same memory"
+        f"{name}: shape {shape} can be read in {count} ways{expected}; tell which with {ways}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,10 @@ DEFAULTS: dict[str, object] = {
     **{"checkerboard": False, "leave_sms": False, "reproducible": False},
 }
 """Options of a grid with their defaults, most of which are None."""
+
+
+Axes: TypeAlias = str | int | Sequence[str | int]
+"""Axes of a grid by name or number."""
 
 
 class FieldOptions(TypedDict, total=False):

@@ -268,9 +268,8 @@ def _plan(arguments: tuple[Any, ...], source: DType, target: DType) -> Any:
     shape, inembed, istride, idist, onembed, ostride, odist, batch = arguments
     numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)
     pair = source if source.kind == "c" else target
-    boxes = (
-        math.prod((*embed[1:], shape[0], batch)) for embed in (inembed, onembed)
-    )  # elements that the plan spans in both arrays
+    # Elements that the plan spans in both arrays.
+    boxes = (math.prod((*embed[1:], shape[0], batch)) for embed in (inembed, onembed))
     options = {"order": "C", "last_axis": len(shape) - 1, "last_size": None}
     if max(*numbers, *boxes) > _LARGEST:
         return cufft.XtPlanNd(

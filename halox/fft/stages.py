@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import chain, combinations, product
+from itertools import chain, combinations, groupby, product
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -130,6 +131,38 @@ def find_stages(
     [(), (1,), (0,)]
     """
     return _Search(tuple(cells), tuple(modes), frozenset(axes), first).run(tuple(parts))
+
+
+def fewest_transposes(
+    cells: Sequence[int], modes: Sequence[int], ranks: int, axes: Sequence[int], first: int | None
+) -> list[Stage] | None:
+    """Return the stages on the process grid that takes the fewest transposes; None if no process grid has stages.
+
+    The arguments are those of `find_stages`. Of equal process grids, the one with the shortest rows of ranks is chosen,
+    then the one with the smallest blocks, then the one with more ranks along the outermost axes.
+
+    Examples
+    --------
+    >>> [stage.parts for stage in fewest_transposes((256, 256), (256, 256), 4, (0, 1), None)]
+    [(4, 1), (1, 4)]
+    """
+    divisors = [[p for p in range(1, min(ranks, n) + 1) if ranks % p == 0] for n in cells]
+    grids = [parts for parts in product(*divisors) if math.prod(parts) == ranks]
+
+    def cut_axes(parts: tuple[int, ...]) -> int:
+        return sum(parts[axis] > 1 for axis in axes)
+
+    # Cuts of further transformed axes save no transpose.
+    for _, group in groupby(sorted(grids, key=cut_axes), key=cut_axes):
+        found = []
+        for parts in group:
+            with suppress(DecompositionError):
+                stages = find_stages(cells, modes, parts, axes, first)
+                block = math.prod(-(-n // p) for n, p in zip(cells, parts, strict=True))
+                found.append(((len(stages), sum(parts), block, [-p for p in parts]), stages))
+        if found:
+            return min(found)[1]
+    return None
 
 
 def divide_stages(

@@ -7,9 +7,11 @@ a dtype and component shape makes a `Pipeline`, which every later call runs.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
 from halox.fft.host_fft import HostTransforms
 from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
-from halox.fft.stages import Schedule, divide_stages, find_stages
+from halox.fft.stages import Schedule, divide_stages, fewest_transposes, find_stages
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
@@ -28,6 +30,8 @@ from halox.runtime.known_arrays import KnownArrays
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from halox.plans.report import Report
     from halox.runtime.array_types import XArray
 
@@ -39,8 +43,10 @@ class FFT(Closing):
 
     Parameters
     ----------
-    grid : Grid
-        The grid of the fields, with any division (slabs, pencils, blocks), extents and halo.
+    grid : Grid, int or sequence of int
+        The grid of the fields, with any division (slabs, pencils, blocks), extents and halo. For a shape, the transform
+        makes a grid without halo, `physical`, in the division that takes the fewest transposes: slabs if possible, or
+        else pencils.
     axes : int or sequence of int, optional
         Axes to transform; all by default.
     real : bool
@@ -54,12 +60,14 @@ class FFT(Closing):
         in products of fields (the 3/2 rule). Spectra keep the resolution of ``grid``.
     path : str, optional
         The data path of the transposes; by default the path of ``grid``.
+    comm, device
+        Only with a shape: the ranks and the memory of the fields, as for `Grid`.
 
     Attributes
     ----------
     physical : Grid
         Grid of the physical fields. This is the argument ``grid``, or with ``dealias`` a finer grid with the same ranks
-        per axis and the same halo.
+        per axis and the same halo. For a shape it is made, and closed, by the transform.
     grid : Grid
         Grid of the spectra. It has no halo, the axes in the order of the argument ``grid``, and the coefficients in the
         order of `numpy.fft`. Its division is the last division of the transform. Two transforms of one grid that differ
@@ -91,8 +99,9 @@ class FFT(Closing):
     Notes
     -----
     Collective over the grid's ranks. Axes that are whole on every rank need no communication. Transposes make the other
-    axes whole: one for slabs, two for pencils, three for blocks. The first call of a direction with fields of a dtype
-    and component shape makes work arrays and plans, which are kept.
+    axes whole: one for slabs, two for pencils, three for blocks. `repr` names another ``proc_shape`` that takes fewer.
+    So does a warning, once and on rank 0, if the grid has no halo and halox has chosen its division. The first call of
+    a direction with fields of a dtype and component shape makes work arrays and plans, which are kept.
 
     Examples
     --------
@@ -112,28 +121,36 @@ class FFT(Closing):
     @short_errors
     def __init__(
         self,
-        grid: Grid,
+        grid: Grid | int | Sequence[int],
         axes: int | Sequence[int] | None = None,
         *,
         real: bool = False,
         norm: str = "backward",
         dealias: bool = False,
         path: str | None = None,
+        comm: MPI.Intracomm | None = None,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
-        self._base, self._world = grid, domain_of(grid).world
-        self._closed = False
         self._grids: list[Grid] = []  # grids that this object has made, and closes
+        if (shape := as_int(grid) or as_list(grid)) is not None:
+            grid = Grid(shape, halo=0, periodic=True, comm=comm, device=device)
+            self._grids.append(grid)
+        self._world = domain_of(grid, "; give one, or a grid_shape").world
+        self._base: Grid = cast("Grid", grid)
+        self._closed = False
         self._pipelines: dict[object, Pipeline] = {}
         self._engine: HostTransforms | CuFFT = (
-            HostTransforms() if grid.device_id is None else CuFFT()
+            HostTransforms() if self._base.device_id is None else CuFFT()
         )
 
         def read() -> tuple[tuple[tuple[int, ...], bool, bool], dict[str, object]]:
+            if shape is None and (comm is not None or device != "auto"):
+                raise HaloxError("comm, device: the grid has its own; give them with a grid_shape")
             is_real = check_bool("real", real, DecompositionError)
             is_padded = check_bool("dealias", dealias, DecompositionError)
             if not isinstance(norm, str) or norm not in NORMS:
                 raise DecompositionError(f"norm must be one of {NORMS}, got {shown(norm)}")
-            numbers = _axes(axes, len(grid.grid_shape))
+            numbers = _axes(axes, len(self._base.grid_shape))
             requested_path(path)
             return (numbers, is_real, is_padded), {
                 "axes": numbers,
@@ -145,17 +162,16 @@ class FFT(Closing):
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            self.axes, self.real, self.dealias = self._world.attempt(
-                read, f"{_MAKING} of this grid", alike=True
-            )
-            self.norm = norm
-            self._path = grid.domain.division.path if path is None else path
             try:
+                self.axes, self.real, self.dealias = self._world.attempt(
+                    read, f"{_MAKING} of this grid", alike=True
+                )
+                self.norm = norm
+                self._path = self._base.domain.division.path if path is None else path
                 self._schedule = self._make_grids()
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
-        self._is_local = len(self._schedule.stages) == 1  # no transpose
         self._fields = TransformFields(self.physical, self.grid, real=self.real)
         self._known: KnownArrays[tuple[TransformCall, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
@@ -290,7 +306,8 @@ class FFT(Closing):
         )
         return (
             f"<halox.FFT {kind} {' to '.join(sides)}, axes {self.axes}, norm {self.norm!r}, "
-            f"{len(self._schedule.stages) - 1} transpose(s){', dealias' if self.dealias else ''}"
+            f"{len(self._schedule.stages) - 1} transpose(s){self._advice}"
+            f"{', dealias' if self.dealias else ''}"
             f"{', closed' if self._closed else ''}>"
         )
 
@@ -309,7 +326,15 @@ class FFT(Closing):
         base, shape = self._base, self._base.grid_shape
         half = self.axes[-1] if self.real else None
         modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
+        best = fewest_transposes(shape, modes, base.size, self.axes, half)
+        if base in self._grids and best and best[0].parts != base.proc_shape:
+            procs = best[0].parts
+            base = self._new_grid(shape, halo=0, periodic=True, proc_shape=procs)
         stages = find_stages(shape, modes, base.proc_shape, self.axes, half)
+        self._advice = ""
+        if best and len(best) < len(stages):
+            self._advice = f" ({len(best) - 1} with proc_shape={best[0].parts})"
+            self._warn(len(stages) - 1)
         fine = tuple(
             padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
         )
@@ -336,6 +361,18 @@ class FFT(Closing):
             placement=spectral.placement,
         )
         return Schedule(divided, half, self.norm, shape, fine)
+
+    def _warn(self, transposes: int) -> None:
+        """Warn once, on rank 0, if the grid is divided by default though it has no halo to exchange."""
+        base, options = self._base, self._base.domain.options
+        is_chosen = isinstance(options["comm"], self._world.mpi.Cartcomm) or any(
+            options[name] is not None for name in ("proc_shape", "blocks")
+        )
+        if base.rank == 0 and not np.any(base.halo) and not is_chosen:
+            _warn_once(
+                f"this FFT takes {transposes} transpose(s) on proc_shape={base.proc_shape}{self._advice}; make a grid "
+                f"with that proc_shape, or halox.FFT({base.grid_shape}), which makes it"
+            )
 
     def _new_grid(self, shape: Sequence[int], **options: Any) -> Grid:
         base = self._base
@@ -376,13 +413,10 @@ class FFT(Closing):
 
         if forward in pipeline.ready:
             target = fields.new(forward, call) if out is None else out
-        elif self._is_local:
-            target = first()
         else:  # one rank alone can run out of memory
             target = self._world.attempt(first, direction)
         pipeline.ready.add(forward)
-        if not self._is_local:
-            self._world.guard.begin()
+        self._world.guard.begin()
         self._engine.begin()
         pipeline.run(forward, *views(target))
         return target
@@ -390,10 +424,7 @@ class FFT(Closing):
     def _look_up(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Check new arrays, and find their steps; collective if plans must be made or a check fails.
-
-        A transform along axes that no rank divides is local: its errors are errors of one rank.
-        """
+        """Check new arrays, and find their steps; collective if plans must be made or a check fails."""
         forward = direction == "forward"
         pipeline = None
         with suppress(HaloxError):
@@ -406,18 +437,15 @@ class FFT(Closing):
     def _connect(
         self, direction: str, source: object, out: object | None
     ) -> tuple[TransformCall, Pipeline]:
-        """Compare the arguments of all ranks, and make the plans of a direction; collective unless `_is_local`."""
+        """Compare the arguments of all ranks, and make the plans of a direction; collective."""
         forward = direction == "forward"
 
         def read() -> tuple[TransformCall, dict[str, object]]:
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 
-        if self._is_local:
-            call, _ = read()
-        else:
-            self._world.begin(direction)
-            call = self._world.attempt(read, direction, alike=True)
+        self._world.begin(direction)
+        call = self._world.attempt(read, direction, alike=True)
         key = call.dtype, call.components
         pipeline = self._pipelines.get(key)
         if pipeline is None:
@@ -433,6 +461,11 @@ class FFT(Closing):
             pipeline.connect(forward, self._path)
         self._pipelines[key] = pipeline
         return call, pipeline
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=6)
 
 
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:

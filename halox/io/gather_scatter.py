@@ -12,17 +12,15 @@ memory beside the whole field. The root serves one part of each rank in turn, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
-from halox.decomposition.field_spec import components_text
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, MismatchError
 from halox.io.message_queue import MessageQueue, as_void
 from halox.io.regions import Cut, place_of, points_of, region_of, region_shape
 from halox.io.staging import Index, owned_cells, part_shape
@@ -152,7 +150,7 @@ def scatter(
         array, components = _as_host_array(whole, root_rank), FieldOptions()
         if target.layout is None:
             call = f"grid.scatter(whole, {root_rank}, {{}})"
-            components = components_of(tuple(array.shape), domain, "whole", call)
+            components = domain.layouts.of_whole(tuple(array.shape), "whole", call)
         elif array.shape != (expected := region_shape(target.layout, cut)):
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the {shown(expected)} of the "
@@ -239,61 +237,6 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
                 queue.receive(staged.next_buffer(shape), root)
                 queue.end()
                 staged.put(index)
-
-
-# Layouts of whole arrays
-
-
-def components_of(shape: tuple[int, ...], domain: Domain, name: str, call: str) -> FieldOptions:
-    """Return the component axes of a whole array of cells, by its shape.
-
-    Raises `FieldError`, which names the array and the remedy. ``call`` is the remedy's code, with "{}" in place of the
-    field's options.
-    """
-    fits = _components(shape, domain.grid_shape)
-    if len(fits) == 1:
-        before, after = fits[0]
-        return {"components": (*before, ..., *after)}
-    if fits:
-        options = [f"components={components_text(*each)}" for each in fits]
-        raise FieldError(
-            f"{name}: shape {shape} can be read in {len(fits)} ways; tell which with "
-            f"{', or '.join(map(call.format, options))}"
-        )
-    options = []
-    for text, whole in _other_layouts(domain):
-        for before, after in _components(shape, whole):
-            components = f"components={components_text(before, after)}" * bool(before + after)
-            options.append(", ".join(filter(None, [text, components])))
-    raise FieldError(
-        f"{name}: shape {shape} does not hold the grid's {domain.grid_shape}, with component axes in front or behind; "
-        + (
-            f"tell the layout of the field, as with {', or '.join(map(call.format, options))}"
-            if options
-            else "give all cells, without halo, or make a grid of this shape"
-        )
-    )
-
-
-def _components(
-    shape: tuple[int, ...], whole: tuple[int, ...]
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the component axes in front and behind, for each place of the grid axes in a shape."""
-    ndim = len(whole)
-    places = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == whole]
-    both = [(shape[:n], shape[n + ndim :]) for n in places]
-    return [(before, after) for before, after in both if all(before) and all(after)]
-
-
-def _other_layouts(domain: Domain) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the options and the points per axis of staggered fields, and of fields of one parity."""
-    axes = domain.decomposition.axes
-    for number in range(1, len(axes) + 1):
-        for chosen in combinations(range(len(axes)), number):
-            text = f"staggered={chosen[0] if number == 1 else chosen}"
-            yield text, tuple(axis.points(n in chosen) for n, axis in enumerate(axes))
-    with suppress(HaloxError):  # without a checkerboard
-        yield "parity='even'", domain.layouts.of_options({"parity": "even"}).global_shape
 
 
 # Both

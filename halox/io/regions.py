@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
+from halox.plans.regions import Cells, cells_of_range
 from halox.values import as_list, shown
 
 Cut: TypeAlias = tuple[slice, ...]
@@ -36,6 +38,46 @@ def region_of(region: object, layout: FieldLayout, name: str) -> Cut:
             f"{shown(region)}"
         )
     return tuple(found)
+
+
+class CellRanges:
+    """Cells of a grid by their global indices, the attribute `halox.Grid.cells`; local.
+
+    ``grid.cells[:-1, 1:, 1:]`` returns the `Cells` of this range that the rank owns. They index arrays with the grid's
+    halo, also arrays with component axes after the grid axes. ``grid.cells.of(u)[:-1, 1:, 1:]`` index any field ``u``.
+    There is a slice for each grid axis, with negative numbers as in Python and without a step. As in NumPy, an ellipsis
+    stands for whole axes, and so do missing slices. Ranks that own no cell of the range get an empty box, whose
+    ``shape`` has a 0.
+
+    Raises `FieldError`, on all ranks, for anything else, and for a range without cells of the grid.
+
+    Examples
+    --------
+    >>> import halox
+    >>> with halox.Grid((4, 6), device="cpu") as grid:
+    ...     u, here = grid.zeros(), grid.cells[1:, -2:]
+    ...     u[here] = 1 + u[here.shifted(-1, 0)]
+    ...     grid.sum(u), grid.cells.of(grid.zeros(components=3))[..., 1:].shape == grid.cells[:, 1:].shape
+    (np.float64(6.0), True)
+    """
+
+    def __init__(self, layout: FieldLayout, find: Callable[[Any], FieldLayout]) -> None:
+        self._layout, self._find = layout, find
+
+    def of(self, field: object) -> CellRanges:
+        """Return the cells of a field with a layout of its own; raises the errors of `halox.Grid.layout`."""
+        return CellRanges(self._find(field), self._find)
+
+    def __getitem__(self, ranges: Any) -> Cells:
+        """Return the cells of a range that this rank owns."""
+        cuts = list(ranges) if isinstance(ranges, tuple) else [ranges]
+        whole = [slice(None)] * (self._layout.spec.ndim - sum(cut is not ... for cut in cuts))
+        place = next((n for n, cut in enumerate(cuts) if cut is ...), len(cuts))
+        cuts[place : place + 1] = whole
+        found = region_of(cuts, self._layout, "grid.cells")
+        if any(cut.step != 1 for cut in found):
+            raise FieldError(f"region: grid.cells takes slices without a step, got {shown(ranges)}")
+        return cells_of_range(self._layout, found)
 
 
 def region_shape(layout: FieldLayout, region: Cut = ()) -> tuple[int, ...]:

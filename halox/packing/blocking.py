@@ -57,8 +57,8 @@ def tile_of(
 
     The last tile along an axis may be smaller. None if one plain copy is as fast: if both views have the smallest
     stride along the same axis, the copy is small, the elements are large, or the source's cache lines stay in the cache
-    until all their elements are copied. Also None if the target may overlap itself. The limits were measured on common
-    x86 cores (docs/performance/log.md).
+    until all their elements are copied. The target must not overlap itself. The limits were measured on common x86
+    cores (docs/performance/log.md).
 
     Examples
     --------
@@ -78,8 +78,6 @@ def tile_of(
     first = along_source[0]
     if first == along_target[0] or abs(source_strides[first]) >= _LINE_BYTES:
         return None
-    if _overlaps(shape, itemsize, target_strides, along_target):
-        return None  # Of several values for one byte, the last must win.
     before = along_target[: along_target.index(first)]
     if size < _LARGE_BYTES and _stays_cached(shape, itemsize, source_strides, before):
         return None
@@ -97,18 +95,6 @@ def tile_of(
         tile[axis] = min(shape[axis], tile[axis] * max(spare, 1))
     # Divide each axis evenly: tiles have equal extents, except the last tile, and exceed the limit by at most half.
     return tuple([-(-n // max(round(n / most), 1)) for n, most in zip(shape, tile, strict=True)])
-
-
-def _overlaps(
-    shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], ascending: list[int]
-) -> bool:
-    """Return whether a view may touch a byte twice; ``ascending`` has its axes in ascending order of the strides."""
-    reach = itemsize
-    for axis in ascending:
-        if abs(strides[axis]) < reach:
-            return True
-        reach += abs(strides[axis]) * (shape[axis] - 1)
-    return False
 
 
 def _stays_cached(

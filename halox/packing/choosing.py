@@ -78,7 +78,7 @@ def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
             )
         return Choice("strided", f"{len(parts)} strided part(s), blocks of {mean} bytes on average")
     n_blocks = datatype.layout.most_blocks
-    if n_blocks > LISTED_BLOCKS and packers()["traversal"].why_not(datatype, count) is None:
+    if n_blocks > LISTED_BLOCKS:
         return Choice(
             "traversal",
             f"more than {MAX_PARTS} strided parts and {n_blocks} blocks an item: a list of them "

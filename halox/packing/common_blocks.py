@@ -39,7 +39,6 @@ class CommonBlocks(NamedTuple):
         )
 
     def some(self, which: slice) -> CommonBlocks:
-        """Return some of the blocks."""
         return CommonBlocks(*(column[which] for column in self))
 
 

@@ -36,7 +36,6 @@ class CopyBox(NamedTuple):
     target_slice: int = 0
 
     def reverse(self) -> CopyBox:
-        """Return the copy from the target to the source."""
         steps = self.target_pitch, self.source_pitch, self.target_slice, self.source_slice
         return CopyBox(self.target, self.source, *self[2:5], *steps)
 

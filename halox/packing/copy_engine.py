@@ -52,11 +52,9 @@ class CopyEnginePacker(DevicePacker):
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory."""
         self._pack.launch(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to the places of the items."""
         self._unpack.launch(stream, packed, array)
 
 

@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch, check_max_blocks
-from halox.runtime.gpu.streams import Stream, stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-
-
-StreamLike = Stream | int | None
-"""A stream, its address, or None for CuPy's current stream."""
 
 
 Base: TypeAlias = tuple[Any, int, int]
@@ -28,12 +23,9 @@ Base: TypeAlias = tuple[Any, int, int]
 class Launchable(Protocol):
     """Work that can be enqueued on a stream any number of times."""
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block."""
-
     @property
     def at(self) -> Callable[[int], None]:
-        """:meth:`launch` with a stream's address."""
+        """Function that enqueues the work on a stream of the current device, given by its address; does not block."""
 
     @property
     def bases(self) -> Sequence[Base]:
@@ -52,12 +44,13 @@ class Launches:
         calls = [part.at for part in self._parts]
         self.at = calls[0] if len(calls) == 1 else partial(_call_all, calls)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
-
     @property
     def bases(self) -> list[Base]:
         return [base for part in self._parts for base in part.bases]
+
+
+def nothing(stream: int) -> None:
+    """Launch nothing."""
 
 
 def _call_all(calls: Sequence[Callable[[int], None]], stream: int) -> None:

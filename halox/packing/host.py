@@ -6,21 +6,14 @@ other packer with this one.
 
 from __future__ import annotations
 
-from functools import partial
-from math import gcd
-
 import numpy as np
 
 from halox.datatypes import Datatype
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.packing.host_copiers import Bytes, Call, Index
+from halox.packing.host_copiers import Bytes, Call
 from halox.packing.host_layout import host_layout
-from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.runtime.arrays import Array, HostArray, HostBytes, as_ndarray, borrow
-
-__all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
-
 
 _BYTE = np.dtype(np.uint8)
 
@@ -61,7 +54,6 @@ class HostPacker:
         self.nbytes = datatype.size * count
         self._datatype, self._count = datatype, count
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
-        self._adder: _Adder | None = None
         self._layout = host_layout(datatype, count)
 
     def pack(self, out: Bytes) -> None:
@@ -107,18 +99,6 @@ class HostPacker:
         self._check_target()
         return self._layout.prepared(self._memory, source, True, self._datatype, self._count)
 
-    def adding(self, packed: Bytes) -> Call:
-        """Return a prepared call that adds the values of ``packed``, in order, to the values of the array.
-
-        `adding` raises the errors of :meth:`unpack`, and `DatatypeError` unless all primitives have the same integer,
-        floating or complex type. The returned call does not check again.
-        """
-        source = self._checked("packed", packed, written=False)
-        self._check_target()
-        if self._adder is None:
-            self._adder = _Adder(self._memory, self._layout.first, self._datatype, self._count)
-        return partial(self._adder.add, source)
-
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
         """Check a packed buffer, and cut it to ``nbytes`` bytes."""
         if not isinstance(buffer, np.ndarray):
@@ -143,52 +123,10 @@ class HostPacker:
             raise FieldError("the target array is read-only; pass a writable one")
 
 
-class _Adder:
-    """Adds packed elements of one dtype to the elements of memory that a datatype describes."""
-
-    def __init__(self, memory: Bytes, first: int, datatype: Datatype, count: int) -> None:
-        dtype = datatype.uniform
-        if dtype is None and datatype.size:
-            raise DatatypeError(
-                f"only values of one type can be added, got {datatype.signature}; "
-                "accumulate each type with a datatype of its own"
-            )
-        dtype = np.dtype(np.uint8) if dtype is None else dtype
-        if dtype.kind not in "iufc":
-            raise DatatypeError(f"values of type {dtype} cannot be added; use numbers")
-        self._dtype = dtype
-        self._view: Array | None = None
-        layout = datatype.items(count)
-        strided = layout.strided
-        if strided is not None and not strided.overlaps:
-            shape, _, offset, strides = element_view(strided, dtype)
-            self._view = np.ndarray(shape, dtype, memory.data, offset - first, strides)
-            return
-        blocks = layout.block_list().shifted(-first)
-        # An element may start at any byte. So index an array of overlapping elements, which are the
-        # greatest common step of all offsets apart.
-        step = gcd(dtype.itemsize, int(np.gcd.reduce(blocks.offsets)))
-        places = (memory.size - dtype.itemsize) // step + 1
-        self._places = np.ndarray((places,), dtype, memory, strides=(step,))
-        self._index = Index(blocks, dtype.itemsize, step)
-        self._overlaps = blocks.overlaps
-
-    def add(self, packed: Bytes) -> None:
-        source = packed.view(self._dtype)
-        if self._view is not None:
-            self._view += source.reshape(self._view.shape)
-            return
-        for part, index in self._index.parts():
-            if self._overlaps:
-                np.add.at(self._places, index, source[part])
-            else:
-                self._places[index] += source[part]
-
-
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     """Return bytes ``first`` to ``stop`` of an array's memory, relative to its first element, after a check."""
     if isinstance(array, HostArray):
-        check_inside(array.reach, first, stop)
+        array.check_inside(first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
     if (
         type(array) is np.ndarray
@@ -202,20 +140,11 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
         except (TypeError, ValueError):  # a dtype without buffer support
             pass
     borrowed, root = borrow(array), as_ndarray(array)
-    check_inside(borrowed.reach, first, stop)
+    borrowed.check_inside(first, stop)
     memory = HostBytes(
         borrowed.pointer + first, (stop - first,), writable=root.flags.writeable, owner=root
     )
     return np.asarray(memory)
-
-
-def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
-    """Raise `FieldError` if bytes, relative to an array's first element, are outside its memory."""
-    if first < reach[0] or stop > reach[1]:
-        raise FieldError(
-            f"the datatype touches bytes {first} to {stop} from the array's first element, but "
-            f"its memory holds bytes {reach[0]} to {reach[1]}"
-        )
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:

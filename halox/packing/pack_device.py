@@ -84,11 +84,9 @@ class _Call:
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
     def stream(self) -> int:
-        """Return the address of CuPy's current stream."""
         return int(self.cuda.get_current_stream().ptr)
 
     def check_receivable(self) -> None:
-        """Raise if the items touch a byte twice."""
         if self._overlaps is None:
             self._overlaps = self.datatype.overlaps(self.count)
         if self._overlaps:

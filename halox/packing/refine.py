@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,17 +104,16 @@ def paired(
     datatype: Datatype,
     count: int,
     packed: int,
-    limit: int = MAX_PARTS,
     *,
     array: int | None = None,
 ) -> list[tuple[Side, Side]] | None:
     """Pair the strided parts of some items with their places in packed memory.
 
     Displacement 0 is at address ``pointer`` of the array with the number ``array``, and the first packed byte is at
-    ``packed``. The pairs, array side first, together hold every byte once. None if the items have more than ``limit``
-    parts.
+    ``packed``. The pairs, array side first, together hold every byte once. None if the items have more than
+    `MAX_PARTS` parts.
     """
-    parts = datatype.items(count).parts(limit)
+    parts = datatype.items(count).parts(MAX_PARTS)
     if parts is None:
         return None
     return [(Side(pointer, part.memory, array), Side(packed, part.packed)) for part in parts]
@@ -243,13 +241,9 @@ def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
     """Cut a copy at byte positions of its packed order.
 
     ``ends`` are the ends of the parts, in ascending order; the last end is the copy's size. A part may be
-    empty. Returns the copies of each part, which are few if both sides have few levels. Raises
-    `DatatypeError` if the sides have different numbers of bytes, or ``ends`` does not ascend to this number.
+    empty. Returns the copies of each part, which are few if both sides have few levels.
     """
     source, target = _runs_of(copy)
-    nbytes = copy.source.strided.nbytes
-    if not ends or ends[-1] != nbytes or any(a > b for a, b in pairwise(ends)):
-        raise DatatypeError(f"ends: got {list(ends)}, must ascend to the copy's {nbytes} bytes")
     parts, start = [], 0
     for end in ends:
         sides = ([*run.range(start, end - start)] for run in (source, target))

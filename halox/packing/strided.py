@@ -14,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import Base, DevicePacker, Launches, StreamLike, table_launch
+from halox.packing.device_packer import (
+    Base,
+    DevicePacker,
+    Launches,
+    nothing,
+    table_launch,
+)
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import BASES, StridedPlan, plan
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -196,10 +201,6 @@ def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
     return element, asked.itemsize // (2 if asked.kind == "c" else 1)
 
 
-def _nothing(stream: int) -> None:
-    """Launch nothing."""
-
-
 class _Launch:
     """A prepared kernel launch for a plan; the table is in the launch's parameters or in device memory."""
 
@@ -217,7 +218,7 @@ class _Launch:
             (self._bases, base, array) for base, array in enumerate(planned.arrays, 1)
         ]
         self._lock = Lock()
-        self.at: Callable[[int], None] = _nothing
+        self.at: Callable[[int], None] = nothing
         """Function that enqueues the launch, given a stream's address."""
         if not planned.chunks:
             return
@@ -239,9 +240,6 @@ class _Launch:
             more=mark.arguments if mark else (),
             bases=self._bases,
         ).launch
-
-    def launch(self, stream: StreamLike = None) -> None:
-        self.at(stream_pointer(stream))
 
     def launch_with(self, stream: int, array: int, packed: int) -> None:
         """Launch a packing or an unpacking with these addresses; thread-safe."""

@@ -113,7 +113,6 @@ class StridedRow(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Words of the region."""
         return prod(level.steps for level in self.levels) * (self.tile.words if self.tile else 1)
 
     @property
@@ -126,7 +125,6 @@ class StridedRow(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the region."""
         if self.word_bytes:
             return self.words * self.word_bytes
         return self.run_bytes * prod(level.steps for level in self.outer)
@@ -150,21 +148,17 @@ class StridedPlan:
     in_flight: int  # words that a thread loads before it stores the first word
     nbytes: int  # bytes moved
     tiled: int  # sum of the different sides in tiled regions; see `sides_of`
-    arrays: tuple[
-        int, ...
-    ] = ()  # numbers of the copies' arrays, in the order of their bases, from base 1 on
+    arrays: tuple[int, ...] = ()  # numbers of the arrays of bases 1, 2, ... of copies
     table_bytes: int = TABLE_BYTES  # most bytes of a table in the kernel's parameters
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
-        """The region of each chunk."""
         ends = np.append(self.regions["first_chunk"][1:], self.chunks)
         of_each = np.arange(len(self.regions), dtype=np.uint32)
         return np.repeat(of_each, ends - self.regions["first_chunk"])
 
     @property
     def levels(self) -> int:
-        """Number of levels of each region."""
         return int(self.regions.dtype["level"].shape[0])
 
     @property
@@ -185,7 +179,6 @@ class StridedPlan:
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Compile-time parameters of the kernel."""
         return (
             ("MAX_LEVELS", str(self.levels)),
             ("WORD_BYTES", str(self.word_bytes)),

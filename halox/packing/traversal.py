@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from halox.packing.device_packer import DevicePacker, table_launch
 from halox.packing.traversal_plan import NODES, serialised, table
-from halox.packing.traversal_tree import MOST_NESTED, Tree, common_word, nesting, simplified
+from halox.packing.traversal_tree import Tree, common_word, simplified
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.memory import uploaded
 
@@ -35,8 +35,7 @@ class TraversalPacker(DevicePacker):
 
     A thread computes the place of a word from the word's number: by division for regular nodes and lists
     of equal blocks, and by a search over prefix sums for other lists. No list of blocks is expanded, so the
-    tables are as small as the datatype's description, for any ``count``. Irregular constructors may be
-    nested 64 deep.
+    tables are as small as the datatype's description, for any ``count``.
 
     A word has 16, 8, 4, 2 bytes or 1: the largest size that divides all lengths and distances of the
     datatype and both addresses. The first call with a word size blocks. Capture a graph only after a call
@@ -61,13 +60,6 @@ class TraversalPacker(DevicePacker):
         if placed is not None:
             self._offset, self._tree = placed
             self._word = common_word(self._tree)
-
-    @classmethod
-    def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        depth = nesting(datatype)
-        if depth > MOST_NESTED:
-            return f"its constructors are nested {depth} deep, at most {MOST_NESTED} are followed"
-        return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
         if self.nbytes:

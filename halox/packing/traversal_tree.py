@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-MOST_NESTED = 64
-"""Deepest nesting of irregular constructors."""
-
 
 @dataclass(frozen=True)
 class Regular:
@@ -119,8 +116,7 @@ _BYTE = Regular(StridedBlocks(0, (), (), 1))
 def simplified(datatype: Datatype, count: int = 1) -> Placed | None:
     """Return the displacement of the origin and the simplified tree of some items of a datatype; None without bytes.
 
-    The datatype must be nested at most :data:`MOST_NESTED` deep. Time and memory are proportional to the lists
-    of the datatype, not to its bytes.
+    Time and memory are proportional to the lists of the datatype, not to its bytes.
 
     Examples
     --------
@@ -135,29 +131,6 @@ def simplified(datatype: Datatype, count: int = 1) -> Placed | None:
         return None
     placed = _place(datatype.layout, {})
     return None if placed is None else _repeat(placed, count, datatype.extent)
-
-
-def nesting(datatype: Datatype) -> int:
-    """Return the nesting depth of a datatype's irregular constructors.
-
-    Examples
-    --------
-    >>> from halox.datatypes import contiguous, indexed
-    >>> nesting(contiguous(3, indexed([1, 2], [0, 2], "f8")))
-    2
-    """
-    depth: dict[int, int] = {}
-    pending = [datatype]
-    while pending:
-        here = pending[-1]
-        olds = () if isinstance(here.layout, StridedBlocks) else here.olds
-        unknown = [old for old in olds if id(old) not in depth]
-        if unknown:
-            pending += unknown
-            continue
-        depth[id(here)] = 1 + max(depth[id(old)] for old in olds) if olds else 0
-        pending.pop()
-    return depth[id(datatype)]
 
 
 def common_word(tree: Tree) -> int:

@@ -6,20 +6,18 @@ The method follows Wu et al. 2016, section 3.2. :mod:`halox.packing.workunits_pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from halox.errors import DeviceError
-from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
+from halox.packing.device_packer import Base, DevicePacker, nothing, table_launch
 from halox.packing.workunits_lists import unit_list
 from halox.packing.workunits_plan import SEGMENTS, Rows, launch_of, repeated, table, unit_bytes_of
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import DeviceBytes, uploaded
-from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -102,7 +100,9 @@ class WorkUnitsCopy:
         parts = [part for part in parts if part[0].size * part[1]]
         self.nbytes = sum(datatype.size * count for datatype, count, _, _ in parts)
         """Bytes that a launch moves."""
-        self._launch: PreparedLaunch | None = None
+        self.bases: list[Base] = []  # the addresses are fixed
+        self.at: Callable[[int], None] = nothing
+        """Function that enqueues the launch, given a stream's address."""
         if not parts:
             return
         unit_bytes = unit_bytes_of(self.nbytes)
@@ -114,13 +114,7 @@ class WorkUnitsCopy:
             rows["packed"] += packed
             segments.append(rows)
         self._launches = _Launches(np.concatenate(segments), device, None)
-        self._launch = self._launches.unpack if unpack else self._launches.pack
-        self._is_unpacking = unpack
-
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        if self._launch is not None:
-            array, packed = (target, source) if self._is_unpacking else (source, target)
-            self._launch.launch_at(stream_pointer(stream), array, packed)
+        self.at = (self._launches.unpack if unpack else self._launches.pack).launch
 
 
 class _Launches:

@@ -121,6 +121,10 @@ class Channel(ABC):
         """Begin one exchange; `finish` follows at once, without other work in between."""
         self.start()
 
+    def start_copied(self) -> None:
+        """Begin one exchange; on a GPU later work on the current stream finds this rank's copies to itself complete."""
+        self.start()
+
     def fill(self) -> None:  # noqa: B027 - most paths fill no walls
         """Fill halos beyond walls from cells of this rank alone, without an exchange."""
 
@@ -356,10 +360,6 @@ class Path(ABC):
 
         Local: both ends call this with the same argument, and must get the same answer.
         """
-
-    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why one protocol cannot carry a message, if others of the path can; None for no specific reason."""
-        return None
 
     def carries_copies(self, job: Job, copies: Job) -> bool:
         """Whether the channel for ``job`` can also carry ``copies``, the rank's messages to itself; local.

@@ -45,7 +45,6 @@ class CudaAwarePath(Path):
         return context.once(_why_no_device_pointers)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer MPI if it takes device pointers."""
         why = ends.host_reason or ends.selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.candidate("mpi", "MPI takes device pointers")]
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from halox.errors import PathError
 from halox.paths.messages import Message
 
 FRAGMENT_BYTES = 1 << 20
@@ -47,10 +46,6 @@ def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
     """
     if fragment_bytes is None:
         fragment_bytes = FRAGMENT_BYTES
-    if fragment_bytes < 0:
-        raise PathError(
-            f"fragment_bytes: got {fragment_bytes}, must be at least 1, or 0 for whole messages"
-        )
     count = min(nbytes // fragment_bytes, MOST_FRAGMENTS) if fragment_bytes else 1
     if count <= 1:
         return (nbytes,)

@@ -21,7 +21,7 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.odd_blocks import PartView
-from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
+from halox.paths.host.packed import add_all, packer_of, paired_places, places_of, views_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
@@ -76,10 +76,11 @@ class LocalHostChannel(Channel):
             self.bind(self.views([array.memory for array in arrays]))
             return
         for send, receive in pairs:
-            target, buffer = packer_of(job, receive), np.empty(send.nbytes, np.uint8)
-            put = target.adding if adds else target.unpacking
-            self._calls += [packer_of(job, send).packing(buffer), put(buffer)]
-        self._calls += clearing(job)
+            buffer = np.empty(send.nbytes, np.uint8)
+            self._calls += [
+                packer_of(job, send).packing(buffer),
+                packer_of(job, receive).unpacking(buffer),
+            ]
 
     def views(self, memories: Sequence[memoryview]) -> _Moves:
         """Return copies between other arrays, and the calls that follow them."""
@@ -111,15 +112,15 @@ class LocalHostChannel(Channel):
 def _places_of(
     pairs: Sequence[tuple[Part, Part]], arrays: Sequence[HostArray], *, values: bool
 ) -> tuple[list[PartView], list[PartView]] | None:
-    """Return the source places and the target places of copies or additions; None unless each pair has one shape."""
+    """Return the source places and the target places of copies or additions; None unless each copy has one shape."""
     sources = places_of((send for send, _ in pairs), arrays, values=values)
     targets = places_of((receive for _, receive in pairs), arrays, values=values)
     if sources is None or targets is None:
         return None
     for number, (a, b) in enumerate(zip(sources, targets, strict=True)):
-        if a[1:3] == b[1:3]:  # shape and dtype
+        if values or a[1:3] == b[1:3]:  # shape and dtype
             continue
-        common = None if values else paired_places(*pairs[number], arrays)
+        common = paired_places(*pairs[number], arrays)
         if common is None:
             return None
         sources[number], targets[number] = common

@@ -6,7 +6,10 @@ of a set-up. A new driver or another MPI makes another entry, so that halox neve
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -17,7 +20,6 @@ from halox.errors import HaloxError
 from halox.plans.costs import Costs
 from halox.runtime.context import Context
 from halox.runtime.topology import Topology
-from halox.runtime.user_files import cache_folder, read_json, write_json
 from halox.runtime.world import World
 
 Entry: TypeAlias = dict[str, Any]
@@ -46,9 +48,12 @@ class Fingerprint:
 
 def tuning_file() -> Path:
     """Return the path of the file with the user's constants."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return cache_folder() / "tuning.json"
-    except RuntimeError as error:
+        # The XDG specification says to ignore a relative path.
+        cache = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
+        return cache / "halox" / "tuning.json"
+    except RuntimeError as error:  # there is no home directory
         raise HaloxError(
             f"there is no place for a tuning file ({error}); set XDG_CACHE_HOME to a folder"
         ) from error
@@ -101,17 +106,17 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     """Return the user's constants for a set-up, None if there are no such constants.
 
-    Local; never raises. Warns if the file exists but cannot be used: it is corrupt, too large, not a regular file, has
-    another format, or has entries of other set-ups only.
+    Local; never raises. Warns if the file exists but cannot be used: it is corrupt, has another format, or has entries
+    of other set-ups only.
     """
     try:
         path = path or tuning_file()
-        return _find(fingerprint, read_json(path))
+        return _find(fingerprint, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         _warn(path, f"it cannot be read ({error})")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _warn(path, f"it is corrupt: {error}")
     except HaloxError as error:
         if path is not None:
@@ -146,22 +151,32 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     """
     path = path or tuning_file()
     try:
-        entries = _entries(read_json(path))
-    except (OSError, ValueError, HaloxError):
+        entries = _entries(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, HaloxError):
         entries = []
     others = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
     entry = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
     try:
-        try:
-            write_json(path, {"format": FORMAT, "entries": [*others, entry]})
-        except ValueError:  # the entries of other set-ups cannot be written as JSON
-            write_json(path, {"format": FORMAT, "entries": [entry]})
+        _replace(path, json.dumps({"format": FORMAT, "entries": [*others, entry]}, indent=1))
     except OSError as error:
         raise HaloxError(
             f"the constants cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder "
             "that can be written to"
         ) from error
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def _entries(contents: object) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from halox.errors import HaloxError
 from halox.paths import PATHS
 from halox.paths.base import Candidate
 from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.plans.report import Row
 
 _SHARED = ", shared GPU"
 
@@ -69,6 +71,18 @@ class Costs:
         if cost is None:
             raise HaloxError(f"there is no cost model of {name!r}; known: {sorted(known)}")
         return cost.us(nbytes, block_bytes, messages)
+
+    def together(self, rows: Sequence[Row]) -> float:
+        """Return the microseconds of an exchange of some messages of a report; infinite if one has no model."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            groups.setdefault((row.path, row.protocol), []).append(row)
+        return sum(
+            self.predict(*name, sum(r.nbytes for r in some), some[0].block_bytes, len(some))
+            if self.knows(*name)
+            else math.inf
+            for name, some in groups.items()
+        )
 
     def best(
         self,

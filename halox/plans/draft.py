@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from halox.errors import FieldError
-from halox.packing.host import check_inside, overlapping
+from halox.packing.host import overlapping
 from halox.paths.base import Operation
 from halox.paths.messages import Message
 from halox.plans.wall_operations import FieldWalls
@@ -68,7 +68,6 @@ def check_draft(draft: Draft) -> Borrowed:
         borrowed = [array.borrowed() for array in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]
-    reaches = [array.reach for array in borrowed]
     for part in parts:
-        check_inside(reaches[part.array], *part.datatype.reach(part.count))
+        borrowed[part.array].check_inside(*part.datatype.reach(part.count))
     return borrowed

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from halox.decomposition import exchange_regions
+from halox.decomposition.normalise import other_axes
 from halox.domain import Domain
 from halox.errors import FieldError
 from halox.paths.base import Operation
@@ -35,12 +37,24 @@ class GridPlans:
         self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
 
+    def key(self, key: Hashable, axes: object) -> Hashable:
+        """Return the key of a call along some axes; if these are invalid, no plan has the key."""
+        try:
+            return (key, self._fixed(axes)) if axes is not None else key
+        except FieldError:
+            return key, None
+
     def of_call(
-        self, fields: tuple[object, ...], corners: bool | None, key: Hashable, **options: Any
+        self,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        key: Hashable,
+        operation: Operation = "copy",
+        **options: Any,
     ) -> CachedPlan:
         """Return the plan of an exchange of some fields, which is made in the first call with their layouts."""
         known = self.cache.known.find(key, fields) or self.cache.find(key, fields)
-        return known or self.add("copy", fields, corners, key, **options)
+        return known or self.add(operation, fields, corners, key, **options)
 
     @single_threaded
     def add(
@@ -50,10 +64,14 @@ class GridPlans:
         fields: tuple[object, ...],
         corners: bool | None,
         key: Hashable,
+        call: str | None = None,
         **options: Any,
     ) -> CachedPlan:
-        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields."""
-        self._world.begin("exchange" if operation == "copy" else "accumulate")
+        """Make the plan of an exchange or accumulation; ``key`` tells apart plans of the same fields.
+
+        ``call`` is the name of the method that was called, by default that of the operation.
+        """
+        self._world.begin(call or ("exchange" if operation == "copy" else "accumulate"))
         runner = self.make(operation, fields, corners, keep=False, **options)
         return self.cache.add(key, fields, runner)
 
@@ -65,19 +83,22 @@ class GridPlans:
         path: str | None,
         every: int,
         overlap: Literal["auto"] | bool,
+        axes: object,
     ) -> Plan:
         """Make the plan of `halox.Grid.plan`."""
+        from halox.plans.calibration import costs_of
         from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
 
         domain = self._domain
         self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
-        runner = self.make("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", domain.plans_made)
+        runner = self.make("copy", fields, corners, keep=True, path=path, axes=axes, check=check)
+        fixed, key = self._fixed(axes), ("plan", domain.plans_made)
+        read = [self._layouts.read(field, halo=True) for field in fields]
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
-            return self.of_call(others, corners, key, path=path, check=is_same)
+            return self.of_call(others, corners, key, path=path, axes=axes, check=is_same)
 
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
             pairs = zip(fields, read, strict=True)
@@ -88,9 +109,15 @@ class GridPlans:
             from halox.paths.peer.stores import make_stores
 
             with_corners = domain.division.corners if corners is None else corners
-            return make_stores(domain.context, read, with_corners, *given)
+            regions = exchange_regions(read[0][1], with_corners, fixed)
+            return make_stores(domain.context, read, regions, *given)
 
-        return Plan(runner, Loops(read, every, overlap, domain.device_id, find), stores)
+        received = [row for row in runner.report.rows if row.direction == "receive"]
+        remote = [row for row in received if row.peer != runner.report.rank]
+        remote_us = (
+            domain.context.once(costs_of).together(remote) if runner.device is not None else 0.0
+        )
+        return Plan(runner, Loops(read, every, overlap, find, fixed, remote_us), stores)
 
     def make(
         self,
@@ -100,6 +127,7 @@ class GridPlans:
         *,
         keep: bool,
         path: str | None = None,
+        axes: object = None,
         check: Check = lambda *_: 1,
     ) -> Runner:
         """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
@@ -112,23 +140,31 @@ class GridPlans:
             )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            read = [self._layouts.read(field) for field in fields]
-            every = check(read, with_corners)
+            read = [self._layouts.read(field, halo=True) for field in fields]
+            every, fixed = check(read, with_corners), self._fixed(axes)
+            if every > 1 and fixed:
+                raise FieldError(f"every={every} needs whole halos; leave out axes={axes!r}")
             draft = halo_draft(
                 fields,
                 read,
                 operation=operation,
                 corners=with_corners,
+                fixed=fixed,
                 numbers=tuple([self._layouts.number(described) for described, _ in read]),
                 relocatable=not keep and not any(map(self._layouts.is_own, fields)),
             )
-            if every == 1:
+            if every == 1 and not fixed:
                 return draft
             # The plan compares these texts between ranks.
-            return replace(draft, specs=tuple(f"{spec}, every={every}" for spec in draft.specs))
+            more = f", not along axes {fixed}" if fixed else f", every={every}"
+            return replace(draft, specs=tuple(spec + more for spec in draft.specs))
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self.cache.sweep()
         runner = make_domain_plan(self._domain, draft, keep=keep, path=path, call=call)
         self._domain.plans_made += 1
         return runner
+
+    def _fixed(self, axes: object) -> tuple[int, ...]:
+        """Return the grid axes along which an exchange leaves halos as they are."""
+        return () if axes is None else other_axes(axes, self._domain.labels.dims)

@@ -30,6 +30,7 @@ def halo_draft(
     *,
     operation: Operation,
     corners: bool,
+    fixed: tuple[int, ...] = (),
     numbers: tuple[int, ...] = (),
     relocatable: bool = False,
 ) -> Draft:
@@ -38,7 +39,7 @@ def halo_draft(
     ``read`` has the descriptions of the arrays, each with its layout; `Draft` explains ``numbers`` and ``relocatable``.
     "copy" sends owned cells into the neighbours' halos. "add" is the adjoint operation: it sends halos, adds them to
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
-    only faces.
+    only faces. The halo along ``fixed`` grid axes is left out.
 
     Raises `FieldError` if a field is read-only or cannot be accumulated, `DecompositionError` if a halo is wider than a
     periodic axis, and `HaloxError` if ``HALOX_DEBUG_HALO`` is invalid.
@@ -50,8 +51,10 @@ def halo_draft(
         # Slabs move axis by axis, so that corner cells travel several times. This suits neither a GPU, which moves all
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
-        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
-        for region in exchange_slabs(layout) if in_turn else exchange_regions(layout, corners):
+        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide or fixed)
+        for region in (
+            exchange_slabs(layout) if in_turn else exchange_regions(layout, corners, fixed)
+        ):
             sent, received = region.send, region.recv
             if operation == "add":
                 sent, received = received, sent
@@ -84,19 +87,19 @@ def halo_draft(
         specs=tuple([str(layout.spec) for _, layout in read]),
         relocatable=relocatable,
         poisons=operation == "copy" and _poisons_halos(),
-        walls=_walls(read, corners=corners),
+        walls=_walls(read, corners=corners, fixed=fixed),
     )
 
 
 def _walls(
-    read: Sequence[tuple[Described, FieldLayout]], *, corners: bool
+    read: Sequence[tuple[Described, FieldLayout]], *, corners: bool, fixed: tuple[int, ...]
 ) -> tuple[FieldWalls, ...]:
     """Return the walls of all fields; empty if none is filled on this rank."""
     walls = tuple(
         FieldWalls(
             number,
             layout.origin,
-            walls_of(layout, corners),
+            walls_of(layout, corners, fixed),
             layout.spec.parity is None and layout.decomposition.joined is None,
         )
         for number, (_, layout) in enumerate(read)

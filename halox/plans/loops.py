@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
-from statistics import median
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
-from halox.plans.regions import (
-    Cells,
-    check_every,
-    deep_regions,
-    extra_work,
-    overlap_regions,
-    owned_cells,
-)
+from halox.plans.overlap import DeviceOverlap, Mode, Overlap
+from halox.plans.regions import Cells, check_every, deep_regions, extra_work
 from halox.plans.runner import Bound, Runner
 from halox.runtime.arrays import Described
-from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
-
-Mode: TypeAlias = Literal["auto"] | bool
 
 Read: TypeAlias = Sequence[tuple[Described, FieldLayout]]
 """Descriptions of some fields, with their layouts."""
@@ -35,104 +23,28 @@ Check: TypeAlias = Callable[[Read, bool], int]
 
 Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Runner, Bound | None]]
 
-_LOOPS = 10
-"""Timed loops, half of them with overlap; the first loop of each half does not count."""
-
-
-class Overlap:
-    """Regions of an overlapped exchange, and the decision whether to overlap.
-
-    With the mode "auto" the first loops are timed with and without overlap in turn, and the faster way is kept. Ranks
-    decide alone: the messages are the same in both ways. On a GPU events are timed, and the host waits for no event.
-    """
-
-    def __init__(
-        self,
-        layout: FieldLayout,
-        width: int | None,
-        mode: Mode,
-        device: int | None,
-        others: Sequence[FieldLayout] = (),
-    ) -> None:
-        self._early, self._late = overlap_regions(layout, width, others)
-        self._whole = owned_cells(layout)
-        self._device = device
-        self._is_on: bool | None = None if mode == "auto" else mode
-        self._why = ""
-        if not self._early:
-            self._is_on, self._why = False, ", the block has no cells so far from its halo"
-        elif not self._late:
-            self._is_on = True
-        self._marks: list[tuple[Any, Any]] = []  # of loops with overlap, and, in turn, without
-
-    def loop(
-        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
-    ) -> Iterator[Cells]:
-        """Exchange, and yield the regions; ``bound`` has the views of ``arrays`` that are not the plan's."""
-        if self._is_on is None and not _is_captured(self._device):
-            if len(self._marks) < _LOOPS:
-                overlaps = len(self._marks) % 2 == 0
-                return self._timed(self._run(overlaps, runner, bound, arrays))
-            self._decide()
-        return self._run(self._is_on is not False, runner, bound, arrays)
-
-    def _run(
-        self, overlaps: bool, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
-    ) -> Iterator[Cells]:
-        if not overlaps:
-            runner.run(bound)
-            yield self._whole
-            return
-        runner.start(bound, arrays)
-        try:
-            yield from self._early
-        finally:  # also after `break` or an error in the body of the loop
-            runner.finish()
-        yield from self._late
-
-    def _timed(self, loop: Iterator[Cells]) -> Iterator[Cells]:
-        begin = self._mark()
-        yield from loop
-        self._marks.append((begin, self._mark()))
-
-    def _mark(self) -> Any:
-        """Return the time in seconds, or an event on the current stream of a GPU."""
-        if self._device is None:
-            return time.perf_counter()
-        event = cupy().cuda.Event()
-        event.record()
-        return event
-
-    def _decide(self) -> None:
-        """Keep the way with the smaller median, unless the GPU has not reached all events yet."""
-        if self._device is None:
-            us = [1e6 * (end - begin) for begin, end in self._marks]
-        elif all(end.done for _, end in self._marks):
-            us = [1e3 * cupy().cuda.get_elapsed_time(*pair) for pair in self._marks]
-        else:
-            return
-        on, off = median(us[2::2]), median(us[3::2])
-        self._is_on, self._why = on <= off, f", {on:,.1f} us with and {off:,.1f} us without"
-
-    def __str__(self) -> str:
-        """Return the sizes of the regions, the decision and its reason."""
-        state = {None: "on until both ways are timed", True: "on", False: "off"}[self._is_on]
-        return (
-            f"{_size(self._early)} cells during the exchange, {_size(self._late)} cells in {len(self._late)} region(s) "
-            f"after it; {state}{self._why}"
-        )
-
 
 class Loops:
     """Loops over the cells of a plan's fields, and other arrays for its calls.
 
     ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`. ``find``
-    returns the plan of other arrays, and its argument; it makes the plan in the first call with them.
+    returns the plan of other arrays, and its argument; it makes the plan in the first call with them. The exchange
+    leaves out the ``fixed`` grid axes. ``remote_us`` is the predicted time of the messages of other ranks on a GPU, 0
+    if there are none.
     """
 
-    def __init__(self, read: Read, every: int, mode: Mode, device: int | None, find: Find) -> None:
-        self._layouts = [layout for _, layout in read]
-        self._every, self._mode, self._device, self.find = every, mode, device, find
+    def __init__(
+        self,
+        read: Read,
+        every: int,
+        mode: Mode,
+        find: Find,
+        fixed: tuple[int, ...] = (),
+        remote_us: float = 0.0,
+    ) -> None:
+        self._read, self._layouts = read, [layout for _, layout in read]
+        self._every, self._mode, self.find = every, mode, find
+        self._fixed, self._remote_us = fixed, remote_us
         self._overlaps: dict[tuple[int | None, int], Overlap] = {}
         self._deep: dict[int, tuple[Cells, ...]] = {}
 
@@ -146,8 +58,14 @@ class Loops:
         known = self._overlaps.get((distance, number))
         if known is None:
             others = [one for n, one in enumerate(self._layouts) if n != number]
-            layout = self._layouts[number]
-            known = Overlap(layout, distance, self._mode, self._device, others)
+            described, layout = self._read[number]
+            known = (
+                Overlap(layout, distance, self._mode, others, self._fixed)
+                if described.device is None
+                else DeviceOverlap(
+                    layout, distance, self._mode, others, self._fixed, described, self._remote_us
+                )
+            )
             self._overlaps[distance, number] = known
         return known
 
@@ -168,7 +86,7 @@ class Loops:
         return number
 
     def notes(self, exchange_us: float | None) -> tuple[str, ...]:
-        """Return sentences about the loops for a report; ``exchange_us`` is the measured time of an exchange."""
+        """Return sentences about the loops for a report; ``remote_us`` is the measured time of an exchange."""
         notes = [
             f"overlap of field {field}, width {'of the halo' if width is None else width}: {overlap}"
             for (width, field), overlap in self._overlaps.items()
@@ -252,7 +170,3 @@ def _steps(described: Described) -> tuple[int, ...]:
     """Return the strides of the axes with more than one element."""
     pairs = zip(described.strides, described.shape, strict=True)
     return tuple(stride for stride, extent in pairs if extent > 1)
-
-
-def _size(regions: Sequence[Cells]) -> int:
-    return sum(prod(map(int, cells.shape)) for cells in regions)

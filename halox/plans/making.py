@@ -12,7 +12,7 @@ The steps, each of which is collective:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from halox.paths.base import (
     Route,
     SelectionContext,
 )
-from halox.paths.messages import Message, check_match
+from halox.paths.messages import check_match
 from halox.paths.node import NodeLink
 from halox.plans.draft import Borrowed, Draft, check_draft
 from halox.plans.report import Report, Row
@@ -74,27 +74,6 @@ class PlanRecord:
     def digest(self) -> int:
         """Digest of the record, the same on all ranks with equal records."""
         return digest(repr(self).encode())
-
-
-class _Prepared(NamedTuple):
-    """What one rank makes alone."""
-
-    draft: Draft
-    arrays: Borrowed
-    record: PlanRecord
-
-    def numbers(self, rank: int) -> list[int]:
-        """Return numbers to sum over all ranks.
-
-        The first three sums are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo `_DIGESTS`) the
-        messages of two ranks do not match. The fourth number is the record's digest.
-        """
-        draft = self.draft
-        # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
-        unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in draft.sends)
-        unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in draft.receives)
-        is_on_gpu, is_fixed = draft.device is not None, not draft.relocatable
-        return [is_on_gpu, is_fixed, unmatched % _DIGESTS, self.record.digest]
 
 
 @dataclass(frozen=True)
@@ -186,9 +165,13 @@ def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _A
     """Make the ranks' drafts, and compare them; collective."""
     world = context.world
 
-    def prepare() -> tuple[_Prepared, list[int]]:
-        prepared = _prepare(context, draft, path)
-        return prepared, prepared.numbers(world.rank)
+    def prepare() -> tuple[tuple[Draft, Borrowed, PlanRecord], list[int]]:
+        mine = drafted, _, record = _prepare(context, draft, path)
+        # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
+        unmatched = sum(digest(b"%d %d" % (world.rank, m.peer)) for m in drafted.sends)
+        unmatched -= sum(digest(b"%d %d" % (m.peer, world.rank)) for m in drafted.receives)
+        is_on_gpu, is_fixed = drafted.device is not None, not drafted.relocatable
+        return mine, [is_on_gpu, is_fixed, unmatched % _DIGESTS, record.digest]
 
     (drafted, arrays, record), sums = world.total(prepare, _MAKING)
     on_gpu, fixed, unmatched, digests = sums
@@ -199,7 +182,7 @@ def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _A
         records = world.gather(lambda: (None, record), _MAKING)[1]
     # Above every rank's number: ranks whose calls differed may have begun different plans.
     number = world.ranks.plans = 1 + max(record.plans for record in records)
-    _check_alike(records)
+    _check_alike(world, records)
     if unmatched % _DIGESTS:
         _check_counts(world, drafted)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
@@ -207,7 +190,9 @@ def _agree(context: Context, draft: Callable[[], Draft], path: str | None) -> _A
     return _Agreed(drafted, whole, records, number, paths, relocatable=not fixed)
 
 
-def _prepare(context: Context, draft: Callable[[], Draft], path: str | None) -> _Prepared:
+def _prepare(
+    context: Context, draft: Callable[[], Draft], path: str | None
+) -> tuple[Draft, Borrowed, PlanRecord]:
     """Make and check this rank's draft. If its arrays are on a GPU, the GPU is then idle."""
     requested = requested_path(path)
     drafted = draft()
@@ -231,7 +216,7 @@ def _prepare(context: Context, draft: Callable[[], Draft], path: str | None) -> 
         context.leftovers.closed_plans(),
         context.world.ranks.plans,
     )
-    return _Prepared(drafted, arrays, record)
+    return drafted, arrays, record
 
 
 def _reclaim(context: Context, agreed: _Agreed) -> None:
@@ -250,32 +235,26 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
     return Report(rank, operation, names, tuple(rows), tuple(notes))
 
 
-def _check_alike(records: Sequence[PlanRecord]) -> None:
+def _check_alike(world: World, records: Sequence[PlanRecord]) -> None:
     """Compare the inputs that concern no single message; raises the same error on all ranks."""
     first = records[0]
     for rank, record in enumerate(records):
-        if record.requested != first.requested:
-            raise MismatchError(
-                f"the ranks ask for different paths: rank 0 for {first.requested!r}, rank {rank} for "
-                f"{record.requested!r}; give path= and HALOX_PATH alike on all ranks"
-            )
-        if record.operation != first.operation:
-            raise MismatchError(
-                f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
-                f"{record.operation} them; make the same call on all ranks"
-            )
         for place, (mine, other) in enumerate(zip(first.numbers, record.numbers, strict=False)):
             if mine and other and mine != other:
                 raise MismatchError(
                     f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
                     f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
                 )
-        for place, (spec, theirs) in enumerate(zip(first.specs, record.specs, strict=False)):
-            if spec != theirs:
-                raise MismatchError(
-                    f"the ranks read argument {place} in different ways: rank 0 as {spec}, rank {rank} as {theirs}; "
-                    "give the same field on all ranks, and declare it alike"
-                )
+    names = [f"the layout of argument {n}" for n in range(min(len(r.specs) for r in records))]
+    world.check_alike(
+        [
+            {"path": record.requested, "the operation": record.operation}
+            | dict(zip(names, record.specs, strict=False))
+            for record in records
+        ],
+        remedies=dict.fromkeys(names, "give the same field on all ranks, and declare it alike")
+        | {"path": "give path= and HALOX_PATH alike on all ranks"},
+    )
 
 
 def _check_counts(world: World, drafted: Draft) -> None:
@@ -315,33 +294,33 @@ def _choose_routes(
     selection = SelectionContext(whole.operation, topology, surveys, leave_sms)
     both_ways = whole.both_ways
     records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
-    ends: dict[Key, EndpointInfo] = {}
+    routes: Routes = {}
     failure: Exception | None = None
     try:
-        ends = {
-            m.key: describe_end(
+        for m in whole.messages:
+            records[m.peer][m.direction, m.tag] = describe_end(
                 m,
                 agreed.draft.described,
                 context,
                 relocatable=agreed.relocatable,
                 is_one_way=m.peer not in both_ways,
             )
-            for m in whole.messages
-        }
     except Exception as error:
         failure = error
-    for (direction, peer, tag), end in ends.items():
-        records[peer][direction, tag] = end
-    own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
-    theirs = own | world.swap(records, sorted(records), _MAKING)
-    routes: Routes = {}
+        records = {peer: {} for peer in records}
+    theirs = world.swap(
+        {peer: ends for peer, ends in records.items() if peer != world.rank},
+        sorted(records.keys() - {world.rank}),
+        _MAKING,
+    )
+    theirs[world.rank] = records.get(world.rank, {})
     if failure is not None:
         return routes, failure
     try:
         for message in whole.messages:
             if not theirs[message.peer]:
                 continue  # the peer has an error
-            mine = ends[message.key]
+            mine = records[message.peer][message.direction, message.tag]
             other = theirs[message.peer].get(message.opposite)
             if other is None:
                 raise MismatchError(
@@ -361,8 +340,8 @@ def _choose_routes(
             )
             routes[message.key] = (route, other)
     except Exception as error:
-        return routes, error
-    return routes, None
+        failure = error
+    return routes, failure
 
 
 def _build(context: Context, agreed: _Agreed, routes: Routes, error: Exception | None) -> Build:
@@ -374,10 +353,9 @@ def _build(context: Context, agreed: _Agreed, routes: Routes, error: Exception |
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
     possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
     chosen = _of_any_rank(context.world, mine, possible, error)
-    by_path = _needing_links(whole, routes)
     # Also paths that only other ranks link: making a link is collective over the node.
     linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
-    routes, links = _link(context, whole, routes, {path: by_path.get(path, []) for path in linked})
+    routes, links = _link(context, whole, routes, linked)
     device = agreed.draft.device
     build = Build(context, agreed.number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
@@ -407,16 +385,6 @@ def _of_any_rank(
     return found
 
 
-def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
-    """Return by path the messages with protocols that need the node's shared memory."""
-    messages: dict[str, list[Message]] = {}
-    for message in whole.messages:
-        route, _ = routes[message.key]
-        if _protocol(route.path, route.protocol).fallback:
-            messages.setdefault(route.path, []).append(message)
-    return messages
-
-
 def _protocol(path: str, name: str) -> Protocol:
     protocol = PATHS[path].protocol(name)
     assert protocol is not None
@@ -424,24 +392,26 @@ def _protocol(path: str, name: str) -> Protocol:
 
 
 def _link(
-    context: Context, whole: Job, routes: Routes, by_path: dict[str, list[Message]]
+    context: Context, whole: Job, chosen: Routes, paths: Iterable[str]
 ) -> tuple[Routes, dict[str, NodeLink]]:
     """Make the shared blocks of paths for the messages that need them; collective over the ranks of the node.
 
     Returns the links by path, and the routes: if the node has too little shared memory for a path, its ranks change the
     path's messages to their fallback protocols.
     """
-    routes, links = dict(routes), {}
-    for name, messages in by_path.items():
-        chosen = {m.key: routes[m.key][0] for m in messages}
-        protocols = {key: _protocol(route.path, route.protocol) for key, route in chosen.items()}
+    protocols = {key: _protocol(route.path, route.protocol) for key, (route, _) in chosen.items()}
+    routes, links = dict(chosen), {}
+    for name in paths:
+        messages = [
+            m for m in whole.messages if chosen[m.key][0].path == name and protocols[m.key].fallback
+        ]
         packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
         peers = sorted({m.peer for m in messages})
         link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
         if link.failed:
-            for key, protocol in protocols.items():
-                path, _, fallback = str(protocol.fallback).partition("/")
-                routes[key] = Route(path, fallback, NODE_MEMORY_IS_FULL), routes[key][1]
+            for m in messages:
+                path, _, fallback = str(protocols[m.key].fallback).partition("/")
+                routes[m.key] = Route(path, fallback, NODE_MEMORY_IS_FULL), routes[m.key][1]
         elif messages:
             links[name] = link
         else:

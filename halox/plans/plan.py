@@ -34,6 +34,23 @@ class Plan(Unique):
     messages_sent : int
         Number of messages that this rank sends to other ranks in one exchange.
 
+    Raises
+    ------
+    FieldError
+        On all ranks, if other arrays of a call have another layout, dtype or strides than the plan's, or another
+        argument of a method is invalid.
+    StateError
+        If `start` and `finish` do not alternate, or the last exchange has failed; if the current stream is being
+        captured, and a path of the plan cannot be captured; if another thread is inside a call of this plan or its
+        grid.
+    ClosedError
+        If the plan, the grid or the exchange was closed.
+    ExchangeTimeoutError
+        If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds; on the peer and nccl paths, if
+        a neighbour missed an earlier exchange. Values received in that exchange and since are not valid.
+    MismatchError
+        On the nccl path, if ranks have earlier started plans in different orders.
+
     Notes
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
@@ -69,12 +86,12 @@ class Plan(Unique):
         self.bytes_sent, self.messages_sent = sum(sent), len(sent)
 
     def __call__(self, *fields: FieldLike) -> None:
-        """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`.
+        """Run one exchange, on a GPU on the current stream.
 
-        A plan of `Grid.plan` also exchanges other arrays, ``plan(v)``, for example after a swap of names. All ranks
-        raise `FieldError` if the layouts, dtypes and strides are not the same as for the plan's arrays. As for
-        `Grid.exchange`, the first call with a new field of the grid, or with any array that the grid has not made, is
-        collective over all ranks, and the grid keeps the plan that it makes.
+        A plan of `Grid.plan` also exchanges other arrays, ``plan(v)``, for example after a swap of names. Their
+        layouts, dtypes and strides must be the same as for the plan's arrays. As for `Grid.exchange`, the first call
+        with a new field of the grid, or with any array that the grid has not made, is collective over all ranks, and
+        the grid keeps the plan that it makes.
         """
         if fields:
             runner, bound = self._find(fields)
@@ -100,19 +117,6 @@ class Plan(Unique):
     def start(self) -> None:
         """Begin an exchange.
 
-        Raises
-        ------
-        StateError
-            If the last exchange was not finished, or has failed; if the current stream is being captured, and a path
-            of the plan cannot be captured; if another thread is inside a call of this plan, or of its grid.
-        ClosedError
-            If the plan, the grid or the exchange was closed.
-        ExchangeTimeoutError
-            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds; on the peer and nccl paths,
-            if a neighbour missed an earlier exchange. Values received in that exchange and since are not valid.
-        MismatchError
-            On the nccl path, if ranks have earlier started plans in different orders.
-
         Notes
         -----
         On the peer path the exchange runs on a separate stream of high priority, concurrently with work that is put on
@@ -121,18 +125,7 @@ class Plan(Unique):
         self._runner.start()
 
     def finish(self) -> None:
-        """End the exchange: the halos hold the neighbours' values, on a GPU for work put on the current stream later.
-
-        Raises
-        ------
-        StateError
-            If no exchange was started, or it has failed; if the current stream is being captured, and a path of the
-            plan cannot be captured; if another thread is inside a call of this plan, or of its grid.
-        ClosedError
-            If the plan, the grid or the exchange was closed.
-        ExchangeTimeoutError
-            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
-        """
+        """End the exchange: the halos hold the neighbours' values, on a GPU for later work of the current stream."""
         self._runner.finish()
 
     def overlap(
@@ -156,11 +149,13 @@ class Plan(Unique):
 
         Notes
         -----
-        Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
-        body leaves the loop by ``break`` or an error, at once if nothing else refers to the iterator, otherwise by its
-        method ``close``. There is a rim at a wall only if a field of the plan has a boundary there. All cells are one
-        region after the exchange if the block has no interior, or overlap is off: by the option ``overlap`` of
-        `Grid.plan`, or because it was slower.
+        The exchange also ends if the body leaves the loop by ``break`` or an error, at once if nothing else refers to
+        the iterator, otherwise by its method ``close``. There is a rim at a wall only if a field of the plan has a
+        boundary there. All cells are one region after the exchange if the block has no interior, or overlap is off: by
+        the option ``overlap`` of `Grid.plan`, or because it is slower.
+
+        On a GPU regions may run at the same time. A rim's work belongs on CuPy's current stream, which is a stream of
+        its own while the loop yields it; regions must not write the same memory. The loop's end joins these streams.
         """
         return self._get_loops().overlap(width, field).loop(*self._find(fields), fields)
 
@@ -169,7 +164,7 @@ class Plan(Unique):
 
         The last region is the owned cells. Each earlier region also has the halo cells that later steps read, but no
         cells outside the grid: the owned cells get the same bits as with an exchange before each step. Regions of a
-        staggered field include the stored copy of the next rank's first point. Arguments and errors are the same as for
+        staggered field include the stored copy of the next rank's first point. Arguments are the same as for
         `overlap`, and ``every`` is an option of `Grid.plan`. After each step `fill_walls` fills the halo of fields with
         boundaries.
         """
@@ -181,8 +176,8 @@ class Plan(Unique):
     def fill_walls(self, *fields: object) -> None:
         """Fill only the halo beyond walls, by the boundaries of the fields, between the steps of `steps`.
 
-        Sends nothing. A rank that owns all cells along a periodic axis may fill the halo there, too. Arguments and
-        errors are the same as for ``plan(*fields)``.
+        Sends nothing. A rank that owns all cells along a periodic axis may fill the halo there, too. Arguments are the
+        same as for ``plan(*fields)``.
         """
         runner, bound = self._find(fields)
         runner.fill_walls(bound)
@@ -252,12 +247,6 @@ class Plan(Unique):
         ------
         HaloxError
             On all ranks, if ``repeats`` is not a valid number of exchanges, or differs between ranks.
-        StateError
-            If the last exchange was not finished, or has failed; if another thread is inside a call of the same grid.
-        ClosedError
-            If the plan, the grid or the exchange was closed.
-        ExchangeTimeoutError
-            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
@@ -284,11 +273,6 @@ class Plan(Unique):
         """Release buffers and requests; local, and harmless when repeated.
 
         Memory that other ranks may still access is released when these ranks have closed the plan, too.
-
-        Raises
-        ------
-        StateError
-            If another thread is inside this plan.
         """
         self._runner.close()
         self._stores = None

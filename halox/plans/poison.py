@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from halox.decomposition import WallFill
-from halox.packing.host import element_view
-from halox.packing.host_views import View
+from halox.packing.host_views import View, element_view
 from halox.paths.base import Channel, Job
 from halox.plans.wall_operations import FieldWalls, box_view, view_in
 from halox.runtime.arrays import Described, DType
@@ -65,7 +64,6 @@ class PoisonChannel(Channel):
         self.bind(self.views([a.memory if is_on_host else a.pointer for a in job.arrays]))
 
     def views(self, memories: Sequence[Any]) -> list[Any]:
-        """View the cells in the memory of some arrays."""
         return [
             view_in(memories[number], self._origins[number], view, self._device)
             for number, view in self._places

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec, Halo, decompose
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, Halo, block_cells, decompose
 from halox.decomposition.normalise import normalise_proc_shape
 from halox.errors import FieldError, HaloxError
 from halox.paths import PATHS
@@ -86,7 +86,9 @@ class Model:
         same: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
         # Blocks of any process grid have the whole shape in weak scaling.
         wide = tuple(n * (ranks if self.weak else 1) for n in old.grid_shape)
-        chosen = decompose(wide, ranks, proc_shape=self.proc_shape, **same).proc_shape
+        cost = block_cells("gpu" if self.on_gpu else "cpu", nodes is not None)
+        given = self.proc_shape
+        chosen = decompose(wide, ranks, proc_shape=given, block_cells=cost, **same).proc_shape
         steps = {}
         for procs in self._proc_shapes(ranks):
             shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape

@@ -21,7 +21,7 @@ import numpy as np
 
 from halox.decomposition import FieldLayout, walls_of
 from halox.errors import FieldError
-from halox.values import as_int, shown
+from halox.values import as_int, rounded_up, shown
 
 Interval: TypeAlias = tuple[int, int]
 """First index along an axis, and the index after the last one."""
@@ -49,11 +49,14 @@ class Cells(tuple[slice, ...]):
     def shifted(self, *by: int) -> Cells:
         """Return the box moved by a number of cells along each grid axis: the neighbours that a stencil reads.
 
-        Raises `FieldError` unless there is an int for each grid axis, and if the box would leave the array.
+        A box without cells is not moved. Raises `FieldError` unless there is an int for each grid axis, and if the box
+        would leave the array.
         """
         ndim = len(self.start)
         if len(by) != ndim or None in map(as_int, by):
             raise FieldError(f"shifted takes an int for each of {ndim} grid axes, got {shown(by)}")
+        if not all(self.shape):
+            return self
         moves = iter(by)
         moved = Cells(
             cut if cut.start is None else slice(cut.start + (n := next(moves)), cut.stop + n)
@@ -71,22 +74,43 @@ def owned_cells(layout: FieldLayout) -> Cells:
     return _cells(layout, _owned(layout))
 
 
+def cells_of_range(layout: FieldLayout, cuts: Sequence[slice]) -> Cells:
+    """Return the cells of a range of global indices that the rank owns; without any, an empty box of the array."""
+    box = []
+    for cut, owned, origin in zip(cuts, layout.owned, layout.origin, strict=True):
+        start, stop = (min(max(n, owned.start), owned.stop) for n in (cut.start, cut.stop))
+        box.append((start - origin, stop - origin))
+    return _cells(layout, box)
+
+
 def overlap_regions(
-    layout: FieldLayout, width: int | None, others: Sequence[FieldLayout] = ()
+    layout: FieldLayout,
+    width: int | None,
+    others: Sequence[FieldLayout] = (),
+    fixed: Sequence[int] = (),
+    multiples: Sequence[int] = (),
 ) -> tuple[tuple[Cells, ...], tuple[Cells, ...]]:
     """Return the regions to compute during an exchange, and the regions to compute after it.
 
     Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
     points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
-    the field's halo is wide. If all cells are nearer, the only region is in the second part.
+    the field's halo is wide. If no interior remains, the only region is in the second part. The exchange leaves out
+    the ``fixed`` axes.
+
+    On a GPU ``multiples`` has a number for each grid axis, and rims are multiples of it thick. A side where this rank
+    fills its own halo has no rim: that halo is filled before the first region.
     """
     inner, box = _owned(layout), _owned(layout)
     for each in (layout, *others):
-        for axis, (low, high) in enumerate(_unwritten(each, width)):
+        for axis, (low, high) in enumerate(_unwritten(each, width, fixed, remote=bool(multiples))):
             unit, origin = _unit(layout, axis), layout.origin[axis]
             first, stop = inner[axis]
             # Pairs of cells are whole.
             inner[axis] = max(first, -(-low // unit) - origin), min(stop, high // unit - origin)
+    for axis, multiple in enumerate(multiples):
+        (begin, end), (first, stop) = box[axis], inner[axis]
+        thick = rounded_up(first - begin, multiple), rounded_up(end - stop, multiple)
+        inner[axis] = begin + thick[0], end - thick[1]
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
@@ -98,8 +122,13 @@ def overlap_regions(
     return (_cells(layout, box),), tuple(regions)
 
 
-def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
-    """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes."""
+def _unwritten(
+    layout: FieldLayout, width: int | None, fixed: Sequence[int], *, remote: bool
+) -> list[Interval]:
+    """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes.
+
+    With ``remote``, except the halo along axes that are periodic within the rank.
+    """
     spec, decomposition = layout.spec, layout.decomposition
     # An exchange also writes owned points, at most in the outermost layer: the line of a fold, constants on walls.
     owned_too = {
@@ -108,17 +137,19 @@ def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
         for axis, pair in enumerate(sides)
         for side, boundary in enumerate(pair)
         if spec.staggered[axis] and boundary is not None and boundary.kind == "constant"
+        if axis not in fixed
     }
     owned_too.update(decomposition.joined_sides)
     result = []
-    for axis, (owned, filled) in enumerate(zip(layout.owned, _filled_sides(layout), strict=True)):
+    filled_sides = _filled_sides(layout, remote=remote)
+    for axis, (owned, filled) in enumerate(zip(layout.owned, filled_sides, strict=True)):
         unit, ends = _unit(layout, axis), [-_FAR, _FAR]
         points = decomposition.axes[axis].points(spec.staggered[axis])
         # A staggered field without a high halo still has a copy of the next block's first point.
         halos = spec.halo[axis][0], max(spec.halo[axis][1], spec.staggered[axis])
         for side, (halo, inward) in enumerate(zip(halos, (1, -1), strict=True)):
             edges = []  # the first index inwards that an exchange does not write, and the width of the halo
-            if filled[side] and halo:
+            if filled[side] and halo and axis not in fixed:
                 reach = min(halo, max(spec.offsets, default=halo))
                 edges.append((unit * (owned.start, owned.stop)[side], reach))
             if (axis, side) in owned_too:
@@ -220,14 +251,26 @@ def _owned(layout: FieldLayout) -> list[Interval]:
     return [(cut.start, cut.stop) for cut in layout.interior if cut.start is not None]
 
 
-def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
-    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall."""
+def _filled_sides(layout: FieldLayout, *, remote: bool) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall.
+
+    With ``remote``, only from another rank, or at a wall or a fold.
+    """
+    decomposition = layout.decomposition
+    within = {
+        axis
+        for axis, partition in enumerate(decomposition.axes)
+        if remote and partition.parts == 1 and partition.periodic
+    }
     walls = {
         (fill.along.axis, ("low", "high").index(fill.along.side))
         for fill in walls_of(layout).fills()
     }
     return [
-        (low or (axis, 0) in walls, high or (axis, 1) in walls)
+        (
+            (low and axis not in within) or (axis, 0) in walls,
+            (high and axis not in within) or (axis, 1) in walls,
+        )
         for axis, (low, high) in enumerate(_open_sides(layout))
     ]
 

@@ -23,9 +23,8 @@ from halox.runtime.arrays import Described, owner, sharing, span
 from halox.runtime.finalizing import FORKED, keep
 from halox.runtime.world import World
 
-_MemoryAt: TypeAlias = Callable[
-    [int], memoryview
-]  # or a function that returns an array of ctypes, which NumPy accepts, too
+_MemoryAt: TypeAlias = Callable[[int], memoryview]
+"""Memory at an address, or an array of ctypes, which NumPy accepts, too."""
 
 READY, STARTED, RUNNING, FAILED, CLOSED = range(5)
 _MOST_BOUND = 32
@@ -103,11 +102,14 @@ class Runner:
         finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         whole = (*counted, *map(_run_of, starts), *finishes)
         first = (*counted, *(channel.start for channel in starts))
+        copied = (*counted, *(channel.start_copied for channel in starts))
         twice = "start() was called twice; call finish() between two starts"
         unstarted = "finish() was called without start(); call start() first"
         self._whole = _Phase(READY, READY, checks, whole, _UNFINISHED)
         self._start = _Phase(READY, STARTED, checks, first, twice)
+        self._start_copied = _Phase(READY, STARTED, checks, copied, twice)
         self._finish = _Phase(STARTED, READY, checks, finishes, unstarted)
+        self._phases = self._whole, self._start, self._start_copied, self._finish
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the number of bytes before its first element, and the function that maps memory at an address.
         self._spans: list[tuple[int, _MemoryAt]] = []
@@ -137,9 +139,18 @@ class Runner:
             raise
         guard.user, life.state = outer, phase.after
 
-    def start(self, bound: Bound | None = None, arrays: tuple[object, ...] = ()) -> None:
-        """Begin an exchange of the plan's arrays, or of ``arrays`` with their views."""
-        self.run(bound, self._start)
+    def start(
+        self,
+        bound: Bound | None = None,
+        arrays: tuple[object, ...] = (),
+        *,
+        copied: bool = False,
+    ) -> None:
+        """Begin an exchange of the plan's arrays, or of ``arrays`` with their views.
+
+        With ``copied``, later work on the current stream finds this rank's copies to itself complete.
+        """
+        self.run(bound, self._start_copied if copied else self._start)
         # Neighbours may still read or write the arrays, even if this rank drops the plan.
         self._life.arrays = self.arrays or arrays
 
@@ -158,13 +169,13 @@ class Runner:
 
     def begin_with(self, step: Step) -> None:
         """Run a step at the start of each exchange."""
-        for phase in (self._whole, self._start):
+        for phase in self._phases[:-1]:
             phase.steps = (step, *phase.steps)
 
     def add(self, channel: Channel) -> None:
         """Check another channel before each exchange, and close it with the plan."""
         self._channels.append(channel)
-        for phase in (self._whole, self._start, self._finish):
+        for phase in self._phases:
             phase.checks = (*phase.checks, channel.check)
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
@@ -270,7 +281,7 @@ class Runner:
             _, _, (release,), _ = detached
             release()
         self._life.state = CLOSED
-        for phase in (self._whole, self._start, self._finish):
+        for phase in self._phases:
             phase.checks = phase.steps = ()
         self._channels, self.carried, self._movable = [], [], ()
 

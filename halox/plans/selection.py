@@ -66,7 +66,7 @@ def choose_route(
         return Route(chosen.path, chosen.protocol, chosen.reason)
     if requested is not None:
         names = ", ".join(f"{offer.path}/{offer.protocol}" for offer in possible)
-        name, _, protocol = requested.partition("/")
+        name = requested.partition("/")[0]
         others = ", ".join(
             f"{offer.protocol} ({offer.reason})" for offer in possible if offer.path == name
         )
@@ -76,11 +76,7 @@ def choose_route(
             if requested in (offer.path, f"{offer.path}/{offer.protocol}")
         ]
         if not possible:
-            why = (
-                impossible.get(name)
-                or PATHS[name].why_not(protocol, ends)
-                or f"it has no such protocol for this message, but {others}"
-            )
+            why = impossible.get(name) or f"it has no such protocol for this message, but {others}"
             raise PathError(
                 f"path {requested!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {names}"

@@ -144,7 +144,7 @@ class Exchange(Closing):
         self._plan, self._run = Plan(runner), runner.run
 
     def __call__(self) -> None:
-        """Run the exchange once; raises the errors of `Plan.start` and `Plan.finish`."""
+        """Run the exchange once; raises the errors of `Plan`."""
         self._run()
 
     def start(self) -> None:

@@ -126,7 +126,6 @@ class WallOperations:
         self._xp: ModuleType = np if self._is_host else cupy()
 
     def all(self) -> list[ArrayOperation]:
-        """Return all operations, in their order."""
         signs, operations = list[ArrayOperation](), list[ArrayOperation]()
         for box in self._walls.walls.negated:
             view = self._cells(box)
@@ -143,8 +142,11 @@ class WallOperations:
         kind, number = boundary.kind, boundary.number
         if kind == "function":
             slab, indices = box_view(fill.box, self._described), self._walls.indices(xp, fill)
-            operands = (boundary.function, slab, fill.along.axis, fill.along.side, indices)
-            yield ArrayOperation(self._call, operands, Call)
+            operands: tuple[Any, ...] = slab, fill.along.axis, fill.along.side, indices
+            if boundary.takes_field:
+                whole = (slice(None),) * len(self._described.shape)
+                operands = (*operands, box_view(whole, self._described))
+            yield ArrayOperation(self._call, (boundary.function, *operands), Call)
             return
         if kind == "phase":
             yield self._turned(fill)

@@ -133,7 +133,6 @@ class WallChannel(Channel):
                 step()
 
     def views(self, memories: Sequence[Any]) -> list[Step]:
-        """Return the steps on other arrays."""
         if self._launches is not None:
             stream = cupy().cuda.get_current_stream
             return [

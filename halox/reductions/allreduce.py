@@ -88,13 +88,21 @@ class Allreduce(Closing):
     FieldError
         If the shape or dtype is invalid, the operation has no meaning for the dtype or cannot be reproducible, or the
         algorithm does not exist or is not available between these ranks; the text gives the reason. Also if ``like`` is
-        not an array, or ``device`` is given, too.
+        not an array, or ``device`` is given, too. In calls: if an array has the wrong shape or dtype on some rank, or
+        ``out`` is read-only or has elements that share memory.
     MismatchError
         If ranks give different arguments; names the argument, and the values of two ranks.
     DeviceError
         If ``device="gpu"`` and there is no GPU.
     StateError
-        If the current stream is being captured.
+        If the current stream is being captured; in calls, only if the algorithm does not support this (`captures`). If
+        another thread is inside a call of this object.
+    ClosedError
+        If this object is closed.
+    ExchangeTimeoutError
+        If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot",
+        "reduce_scatter_allgather", and "hierarchical" by NCCL, if another rank missed an earlier call. The results of
+        that call and of all later calls are not valid.
     MissingPackageError
         If mpi4py or an MPI library is missing.
 
@@ -219,21 +227,6 @@ class Allreduce(Closing):
         -------
         array
             ``out``, or a new array in the memory of ``array``, on a GPU of CuPy; a NumPy scalar for a scalar.
-
-        Raises
-        ------
-        FieldError
-            If an array has the wrong shape or dtype on some rank, or ``out`` is read-only or has elements that share
-            memory.
-        ClosedError
-            If this object is closed.
-        ExchangeTimeoutError
-            If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot",
-            "reduce_scatter_allgather", and "hierarchical" by NCCL, if another rank missed an earlier call. The results
-            of that call and of all later calls are not valid.
-        StateError
-            If the current stream is being captured, and the algorithm does not support this (`captures`); if another
-            thread is inside a call of this object.
 
         Notes
         -----

@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.lib.stride_tricks import as_strided
+
 from halox.decomposition import FieldLayout
+from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Described, DType, as_ndarray, describe
+from halox.values import check_unmasked, shown
 
 FindLayout = Callable[[object], FieldLayout]
 """Returns the layout of a field; may raise a `HaloxError`."""
@@ -35,8 +39,8 @@ class Cells:
 def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[Cells]:
     """Describe the cells of a reduction's fields without a view; on a GPU, making a view takes longer than a launch."""
     layouts = [find_layout(field) for field in fields]
-    if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
-        specs = [layout.spec for layout in layouts]
+    specs = [layout.spec for layout in layouts]
+    if layouts[-1] is not layouts[0] and specs[0].of_cells != specs[-1].of_cells:
         parities = [spec.parity for spec in specs]
         if parities[0] != parities[1]:
             given = " and ".join(f"one of {parity or 'all'} cells" for parity in parities)
@@ -53,11 +57,6 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
 def owned_cells(field: object, layout: FieldLayout) -> Cells:
     """Describe the cells of a field."""
     whole = describe(field, "field")
-    if tuple(whole.shape) != layout.padded_shape:
-        raise FieldError(
-            f"field: its shape is {tuple(whole.shape)} now, and was {layout.padded_shape} when the grid read it; take "
-            "a reshaped view instead, which is a field of its own"
-        )
     pointer, shape = whole.pointer, []
     for cut, extent, stride in zip(layout.interior, whole.shape, whole.strides, strict=True):
         start, stop = cut.start or 0, extent if cut.stop is None else cut.stop
@@ -67,3 +66,40 @@ def owned_cells(field: object, layout: FieldLayout) -> Cells:
         pointer, tuple(shape), whole.strides, whole.dtype, whole.device, whole.writable
     )
     return Cells(field, layout, described)
+
+
+@dataclass(frozen=True)
+class Profile(Cells):
+    """Numbers along one axis of the whole grid, as cells of a field that is constant along the other axes."""
+
+    view_of: Callable[[Any], Any]  # of the numbers
+
+    def view(self) -> Any:
+        """View the numbers of this rank as an array of the field's shape."""
+        return self.view_of(self.field)
+
+
+def profile_of(name: str, given: Any, field: Cells, domain: Domain) -> Profile:
+    """Describe the profile ``(axis, numbers)`` beside a field."""
+    dims, layout, xp = domain.labels.dims, field.layout, domain.xp
+    if len(given) != 2 or given[0] not in dims or not isinstance(given[1], xp.ndarray):
+        raise FieldError(
+            f"{name}: expected a tuple of an axis ({', '.join(dims)}) and an array of {xp.__name__}, got {shown(given)}"
+        )
+    axis, numbers = dims.index(given[0]), given[1]
+    check_unmasked(numbers, name)
+    whole, start = describe(numbers, name), layout.owned[axis].start
+    position = len(layout.spec.components_before) + axis
+    length = layout.global_shape[position]
+    if whole.shape != (length,) or whole.device != domain.device_id:
+        raise FieldError(
+            f"{name}: got {whole.shape} numbers; give all {length} along {given[0]}, of the whole "
+            "grid, on the device of the fields"
+        )
+    (stride,), shape = whole.strides, field.described.shape
+    strides = tuple(stride * (n == position) for n in range(len(shape)))
+    pointer, device = whole.pointer + start * stride, whole.device
+    described = Described(pointer, shape, strides, whole.dtype, device, writable=False)
+    return Profile(
+        numbers, layout, described, lambda all_: as_strided(all_[start:], shape, strides)
+    )

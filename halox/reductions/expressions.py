@@ -10,26 +10,31 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError
-from halox.reductions.cells import Cells, owned_cells
+from halox.reductions.cells import Cells, owned_cells, profile_of
 from halox.reductions.field_operations import FieldOperation, find_field_operation
 from halox.reductions.operations import (
     element,
     wide_dtype,
 )
 from halox.runtime.arrays import DType
-from halox.values import SCALARS, check_unmasked, shortened, shown
+from halox.values import SCALARS, arrays_in, check_unmasked, shortened, shown
 
-MOST_CHARACTERS, MOST_OPERATIONS, MOST_RESULTS, MOST_FIELDS = 1000, 200, 8, 8
+MOST_CHARACTERS, MOST_OPERATIONS, MOST_RESULTS, MOST_FIELDS, MOST_POINTERS = 1000, 200, 8, 16, 8
 """Limits of an expression and of a call; kernels have as many parameters."""
+
+_MOST_PARTS = 10_000
+"""Most operations of an expression with the intermediate names replaced."""
 
 OPS = ("sum", "min", "max", "norm")
 """Reductions of expressions."""
@@ -60,12 +65,15 @@ _SAME_VALUE = {"real": "biuf", "conjugate": "biuf", "absolute": "b"}  # by kinds
 _ALLOWED = (
     "write names, numbers, + - * / // % **, comparisons, & | ~ of comparisons in parentheses, and the functions "
     + ", ".join(_FUNCTIONS)
+    + "; lines before the last one are assignments, as in e = a + b"
 )
 
 
 @lru_cache(maxsize=256)
 def parse(text: str, of_dot: bool = False) -> tuple[Tree, frozenset[str]]:
     """Return the tree of an expression and the names in it; only the text of `Grid.dot` has the function `WIDE`.
+
+    Names that the lines before the last one assign are replaced.
 
     Examples
     --------
@@ -80,24 +88,25 @@ def parse(text: str, of_dot: bool = False) -> tuple[Tree, frozenset[str]]:
     if len(text) > MOST_CHARACTERS:
         raise too_long
     try:
-        # Within brackets an expression may have several lines and a comment. As the index of a name it is complete: a
-        # text such as "u] + _[u" closes the bracket, and does not parse to an index of this name.
-        parsed = ast.parse(f"_[{text}\n]", mode="eval").body
+        lines, root = _lines(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
-    match parsed:
-        case ast.Subscript(value=ast.Name(), slice=root):
-            pass
-        case _:
-            raise FieldError(f"{where}: a bracket is closed that is not open; {_ALLOWED}")
-    if sum(isinstance(node, ast.expr) for node in ast.walk(root)) > MOST_OPERATIONS:
+    nodes = [node for part in (*(value for _, value in lines), root) for node in ast.walk(part)]
+    if sum(isinstance(node, ast.expr) for node in nodes) > MOST_OPERATIONS:
         raise too_long
+    assigned: dict[str, tuple[Tree, int]] = {}  # trees and their sizes
+    size = 0
 
     def of_operator(op: ast.AST) -> str:
         return _OPERATORS[type(op).__name__][0]
 
     def tree(node: ast.expr) -> Tree:
+        nonlocal size
+        size += 1
         match node:
+            case ast.Name(id=name) if name in assigned:
+                size += assigned[name][1]
+                return assigned[name][0]
             case ast.Constant(value=bool() | int() | float() | complex() as value):
                 return "number", value
             case ast.Name(id=name):
@@ -118,9 +127,35 @@ def parse(text: str, of_dot: bool = False) -> tuple[Tree, frozenset[str]]:
         raise FieldError(f"{where}: {ast.unparse(node)!r} is not possible; {_ALLOWED}")
 
     try:
-        return tree(root), frozenset(names)
+        for name, value in lines:
+            before = size
+            assigned[name] = tree(value), size - before
+        result = tree(root)
     except KeyError as error:  # an operator or a function
         raise FieldError(f"{where}: {error} is not possible; {_ALLOWED}") from None
+    if size > _MOST_PARTS:
+        raise too_long
+    return result, frozenset(names)
+
+
+def _lines(text: str) -> tuple[list[tuple[str, ast.expr]], ast.expr]:
+    """Return the assigned names with their values, and the value of a text; raises `SyntaxError`."""
+    with suppress(SyntaxError):
+        # Within brackets an expression may have several lines and a comment. As the index of a name it is complete: a
+        # text such as "u] + _[u" closes the bracket, and does not parse to an index of this name.
+        match ast.parse(f"_[{text}\n]", mode="eval").body:
+            case ast.Subscript(value=ast.Name(), slice=root):
+                return [], root
+    statements, lines = ast.parse(dedent(text)).body, []
+    for statement in statements[:-1]:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                lines.append((name, value))
+            case _:
+                raise SyntaxError(f"{ast.unparse(statement)!r} is not possible")
+    if not statements or not isinstance(statements[-1], ast.Expr):
+        raise SyntaxError("the last line has no value")
+    return lines, statements[-1].value
 
 
 def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
@@ -310,7 +345,7 @@ class Request:
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the arrays of the call, by which later calls find its launch."""
-        return *(each for each in self.named.values() if not isinstance(each, SCALARS)), *self.outs
+        return *arrays_in(self.named.values()), *self.outs
 
     def returned(self, results: Any) -> Any:
         """Return results in the form of the call."""
@@ -370,12 +405,10 @@ class Typed:
     program: Program
     ops: tuple[FieldOperation, ...]
     dtypes: tuple[DType, ...]  # of the results
-    names: tuple[str, ...]  # of the fields
+    names: tuple[str, ...]  # of the cells: fields and profiles
     cells: list[Cells]
     arrays: list[Any]  # of shape (), on the GPU
-    axes: list[
-        tuple[int, int]
-    ]  # of each index: axis of the arrays, index of this rank's first cell
+    axes: list[tuple[int, int]]  # of indices: the array's axis, index of this rank's first cell
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:
@@ -395,8 +428,10 @@ def typed(request: Request, domain: Domain) -> Typed:
     used = frozenset[str]().union(*(names for _, names in parsed))
     indices = {f"index_{name}": axis for axis, name in enumerate(domain.labels.dims)}
     named, kinds = request.named, {name: _role(value) for name, value in request.named.items()}
-    fields = tuple(sorted(name for name, kind in kinds.items() if kind == "field"))
-    pointers = tuple(sorted(name for name, kind in kinds.items() if kind == "pointer"))
+    fields, profiles, pointers = (
+        tuple(sorted(name for name, kind in kinds.items() if kind == one))
+        for one in ("field", "profile", "pointer")
+    )
     for name, value in named.items():
         check_unmasked(value, name)
         if name in indices:
@@ -409,25 +444,30 @@ def typed(request: Request, domain: Domain) -> Typed:
                 f"expression: the name {name!r} is not given; give it as a keyword, {name}=...; indices are "
                 f"{', '.join(indices)}"
             )
-    if not 0 < len(fields) <= MOST_FIELDS or len(pointers) > MOST_FIELDS:
-        given = len(fields) or len(pointers)
-        raise FieldError(f"expression: {given} arrays; give 1 to {MOST_FIELDS} fields, as in u=u")
+    if not fields or len(fields + profiles) > MOST_FIELDS or len(pointers) > MOST_POINTERS:
+        raise FieldError(
+            f"expression: {len(fields)} fields, {len(profiles)} profiles and {len(pointers)} arrays of shape (); give "
+            f"1 to {MOST_FIELDS} fields and profiles, as in u=u, and at most {MOST_POINTERS} of the others"
+        )
     for name in pointers:
         if not isinstance(named[name], domain.xp.ndarray):
             raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
     cells = [_cells(name, named[name], domain) for name in fields]
     specs = [cell.layout.spec for cell in cells]
-    alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
-    for name, spec, one in zip(fields, specs, alike, strict=True):
-        if one != alike[0]:
+    for name, spec in zip(fields, specs, strict=True):
+        if spec.of_cells != specs[0].of_cells:
             raise FieldError(
                 f"{name} and {fields[0]} have unlike layouts ({spec}; {specs[0]}); give fields of the same components, "
                 "staggering and parity"
             )
     before, owned = len(specs[0].components_before), cells[0].layout.owned
     axes = [(before + axis, owned[axis].start) for name, axis in indices.items() if name in used]
-    if axes and specs[0].parity is not None:
-        raise FieldError("expression: a field of one parity has no indices; make them a field")
+    if (axes or profiles) and specs[0].parity is not None:
+        raise FieldError(
+            "expression: a field of one parity has no indices and profiles; make them a field"
+        )
+    cells += [profile_of(name, named[name], cells[0], domain) for name in profiles]
+    fields += profiles
     inputs = {name: cell.dtype for name, cell in zip(fields, cells, strict=True)}
     inputs |= {name: np.dtype(named[name].dtype) for name in pointers}
     for name, dtype in inputs.items():
@@ -452,6 +492,7 @@ def typed(request: Request, domain: Domain) -> Typed:
             "use real(a) and imag(a), or give reproducible=False"
         )
     shown_inputs = {name: str(dtype) for name, dtype in inputs.items()}
+    shown_inputs |= {name: f"{inputs[name]} along {named[name][0]}" for name in profiles}
     of_scalars = [str(program.dtypes[register]) for register in program.scalars]
     return Typed(
         program,
@@ -471,7 +512,9 @@ def _cells(name: str, field: Any, domain: Domain) -> Cells:
 
 
 def _role(value: Any) -> str:
-    """Return the role of a keyword: "field", "pointer" (an array of shape () on a GPU) or "scalar"."""
+    """Return the role of a keyword: "field", "profile", "pointer" (an array of shape () on a GPU) or "scalar"."""
+    if isinstance(value, tuple):
+        return "profile"
     if isinstance(value, SCALARS):
         return "scalar"
     if getattr(value, "shape", None) != ():

@@ -15,7 +15,7 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import single_threaded
-from halox.values import SCALARS, check_bool
+from halox.values import arrays_in, check_bool, kind_of
 
 if TYPE_CHECKING:
     from halox.reductions.device.device_reductions import DeviceReductions
@@ -61,8 +61,9 @@ class GridReductions:
         expression : str or dict of str
             Text in Python's grammar: names, numbers, ``+ - * / // % **``, comparisons, ``& | ~`` of booleans, and the
             functions abs, sqrt, exp, log, sin, cos, where, minimum, maximum, conj, real, imag and isfinite. It is
-            translated, never run as code. ``index_x`` is the global index of a point along the axis "x" (``dims`` of
-            the grid). A dict of at most 8 expressions gives a dict of results.
+            translated, never run as code. Lines before the last one give names to parts, as ``e = a + b``.
+            ``index_x`` is the global index of a point along the axis "x" (``dims`` of the grid). A dict of at most 8
+            expressions gives a dict of results.
         op : str or dict of str
             "sum", "min", "max" or "norm", of all results or by their keys.
         out : array or dict of arrays, optional
@@ -70,9 +71,10 @@ class GridReductions:
         reproducible : bool, optional
             The same as for `sum`. Each sum of floats of a dict is then a separate reduction.
         **named
-            Fields and scalars in the expression: at most 8 fields, of one layout except for their halos; numbers, NumPy
-            arrays of shape (), and on a GPU CuPy arrays of shape (). All ranks must give equal scalars. A parameter of
-            the method, such as ``out``, cannot be a name.
+            Fields and scalars in the expression: at most 16 fields, of one layout except for their halos; numbers,
+            NumPy arrays of shape (), and on a GPU CuPy arrays of shape (). Also profiles, ``("x", numbers)``: an array
+            along an axis of the whole grid, on the fields' device, which counts as a field. All ranks must give equal
+            scalars and profiles. A parameter of the method, such as ``out``, cannot be a name.
 
         Returns
         -------
@@ -120,8 +122,8 @@ class GridReductions:
         Parameters
         ----------
         field : array or str
-            Array of numbers, made by this grid, or of the grid's padded shape and on its device; or an expression of
-            fields that are given by keyword, as for `reduce`.
+            Array of numbers, made by this grid, or of the grid's padded shape, or the cells that this rank owns, on the
+            grid's device; or an expression of fields that are given by keyword, as for `reduce`.
         out : array, optional
             Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
         axis : int or sequence of int, optional
@@ -165,11 +167,6 @@ class GridReductions:
             if named or isinstance(field, str):
                 return self._expressions("sum", field, "sum", out, reproducible, named)
             return self._reduce("sum", out, field, reproducible=reproducible)
-        if named or isinstance(field, str):
-            error = FieldError("axis: an expression is summed over the whole grid; leave out axis")
-            self._reductions.refuse("sum", error)
-        from halox.reductions.statistics import sum_over
-
         if self._is_exact("sum", reproducible):
             self._reductions.refuse(
                 "sum",
@@ -178,7 +175,7 @@ class GridReductions:
                     "reproducible=False"
                 ),
             )
-        return sum_over(self.domain, partial(self.allreduce, reproducible=False), field, axis, out)
+        return self._over_axes("sum", field, axis, out, named)
 
     def mean(
         self,
@@ -282,14 +279,32 @@ class GridReductions:
 
         return histogram(self.domain, self._reductions.ends, field, bins, range)
 
-    def min(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
+    def min(
+        self,
+        field: FieldLike | str,
+        out: Any = None,
+        *,
+        axis: int | Sequence[int] | None = None,
+        **named: Any,
+    ) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        if axis is not None:
+            return self._over_axes("min", field, axis, out, named)
         if named or isinstance(field, str):
             return self._expressions("min", field, "min", out, False, named)
         return self._reduce("min", out, field)
 
-    def max(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
+    def max(
+        self,
+        field: FieldLike | str,
+        out: Any = None,
+        *,
+        axis: int | Sequence[int] | None = None,
+        **named: Any,
+    ) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        if axis is not None:
+            return self._over_axes("max", field, axis, out, named)
         if named or isinstance(field, str):
             return self._expressions("max", field, "max", out, False, named)
         return self._reduce("max", out, field)
@@ -373,6 +388,16 @@ class GridReductions:
                 return result if out is None else out
         return self._reductions.array(op, array, out, is_exact)
 
+    def _over_axes(self, op: str, field: Any, axis: Any, out: Any, named: dict[str, Any]) -> Any:
+        """Reduce a field over some grid axes."""
+        if named or isinstance(field, str):
+            error = FieldError("axis: an expression is reduced over the whole grid; leave out axis")
+            self._reductions.refuse(op, error)
+        from halox.reductions.statistics import over_axes
+
+        allreduce = partial(self.allreduce, reproducible=False)
+        return over_axes(self.domain, allreduce, op, field, axis, out)
+
     def _expressions(
         self,
         call: str,
@@ -394,8 +419,8 @@ class GridReductions:
             is_dict = isinstance(out, dict) and isinstance(text, dict)
             outs = tuple(map(out.get, text)) if is_dict else (out,) * (out is not None)
         values = tuple(named.values())
-        key = (call, *kind, reproducible, *named, *map(type, values))
-        arrays = *(value for value in values if not isinstance(value, SCALARS)), *outs
+        key = (call, *kind, reproducible, *named, *map(kind_of, values))
+        arrays = *arrays_in(values), *outs
         launch = self._of_fields.find(key, arrays)
         if launch is not None:
             return launch((*values, *outs))

@@ -1,8 +1,9 @@
-"""Sums over some axes of a grid, deviations, positions of extremes, and histograms."""
+"""Sums and extremes over some axes of a grid, deviations, positions of extremes, and histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.errors import FieldError
 from halox.reductions.cells import cells_of
+from halox.reductions.field_operations import find_field_operation
 from halox.reductions.host.cell_sums import merged
 from halox.reductions.operations import result_dtype
 from halox.runtime.arrays import Array
@@ -24,25 +26,27 @@ _Alike = dict[str, object]
 _BLOCK = 1 << 20  # cells that `numpy.histogram` copies at a time
 
 
-def sum_over(
-    domain: Domain, allreduce: Callable[..., Any], field: object, axis: object, out: object
+def over_axes(
+    domain: Domain, allreduce: Callable[..., Any], op: str, field: object, axis: object, out: object
 ) -> Any:
-    """Return the sums over some grid axes, as `halox.Grid.sum` describes them; collective."""
+    """Return the "sum", "min" or "max" over some grid axes, as `halox.Grid.sum` describes them; collective."""
 
     def part(own: Any, layout: FieldLayout) -> tuple[Any, _Alike, None]:
         if out is not None:
-            raise FieldError("out: sums over axes are new arrays; leave out one of out and axis")
+            raise FieldError("out: results over axes are new arrays; leave out one of out and axis")
         axes = array_axes(layout, axis)
         if layout.spec.parity is not None:
-            raise FieldError("axis: a field of one parity has no sums over axes; leave out axis")
-        sums = own.sum(axis=axes, dtype=result_dtype("sum", [own.dtype]))
+            raise FieldError(f"axis: a field of one parity has no {op} over axes; leave out axis")
+        operation, dtype = find_field_operation(op, (own.dtype,), False)
+        reduce = partial(own.sum, dtype=dtype) if op == "sum" else getattr(own, op)
         kept, starts = [n for n in range(own.ndim) if n not in axes], starts_of(layout)
-        whole = domain.xp.zeros([layout.global_shape[n] for n in kept], sums.dtype)
-        whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = sums
-        return whole, {"axis": axes}, None
+        shape = [layout.global_shape[n] for n in kept]
+        whole = domain.xp.full(shape, operation.identity(dtype), dtype)
+        whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = reduce(axis=axes)
+        return whole, {"op": op, "axis": axes}, None
 
     whole, _ = _of_cells(domain, "sum over axes", field, part)
-    return allreduce(whole)[()]
+    return allreduce(whole, op)[()]
 
 
 def array_axes(layout: FieldLayout, axis: object) -> tuple[int, ...]:

@@ -240,10 +240,14 @@ class HostArray(NamedTuple):
     pointer: int
     owner: Callable[[], object] = lambda: None
 
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Half-open range of the memory's bytes, relative to the element [0, ..., 0]."""
-        return -self.origin, len(self.memory) - self.origin
+    def check_inside(self, first: int, stop: int) -> None:
+        """Raise `FieldError` if bytes, relative to the element [0, ..., 0], are outside the memory."""
+        low, high = -self.origin, len(self.memory) - self.origin
+        if first < low or stop > high:
+            raise FieldError(
+                f"the datatype touches bytes {first} to {stop} from the array's first element, but its memory holds "
+                f"bytes {low} to {high}"
+            )
 
 
 def borrow(array: object) -> HostArray:

@@ -525,14 +525,13 @@ class Communicator:
         if len(words) == self.size:
             self.watch.renumber(max(words.values()) >> CODE_BITS)
         else:  # the ranks of other nodes do not know of the mismatch
-            self.watch.failed = str(error)
+            self.watch.fail_by_mismatch(error)
         raise error
 
     # Life
 
     def set_limit(self, limit_s: float) -> None:
         """Set the time limit of waits, in seconds; 0 means no limit."""
-        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
         self.waiter = Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
 
     def add_user(self, kind: str) -> int:

@@ -26,11 +26,6 @@ FOLDER = "/dev/shm"
 
 PAGE = mmap.PAGESIZE
 
-_HUGE_BYTES = 4 << 20
-_HUGE_SETTING = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_WRITE = 23
-
 
 def fence() -> None:
     """Full memory barrier: order all earlier loads and stores before all later ones.
@@ -96,12 +91,6 @@ def create(name: str, nbytes: int) -> SharedSegment:
     try:
         size = rounded(nbytes)
         os.ftruncate(handle, size)
-        if size >= _HUGE_BYTES and _has_huge_pages():
-            segment = SharedSegment(mmap.mmap(handle, size))
-            with suppress(OSError):
-                segment.mapping.madvise(_MADV_HUGEPAGE)
-                segment.mapping.madvise(_MADV_POPULATE_WRITE)
-                return segment
         os.posix_fallocate(handle, 0, size)
         return SharedSegment(mmap.mmap(handle, size))
     except BaseException:
@@ -124,11 +113,3 @@ def unlink(name: str) -> None:
     """Remove a file's name; harmless when repeated."""
     with suppress(OSError):
         os.unlink(os.path.join(FOLDER, name))
-
-
-def _has_huge_pages() -> bool:
-    try:
-        with open(_HUGE_SETTING, encoding="ascii") as file:
-            return "[never]" not in file.read()
-    except OSError:
-        return False

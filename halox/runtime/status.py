@@ -11,17 +11,18 @@ allreduces on it, so ranks that make the same calls have equal words. A rank tha
 with the words of other ranks. Two different words with the same number mean that the ranks made different calls, and
 that a wait between them cannot end.
 
-After a second of waiting, a rank also sends its word to ranks of other nodes, once in a call to each,
-and with at most one pending message to each: a slow rank must not collect the words of many calls.
+In a long wait, a rank also sends its word to ranks of other nodes, once in a call to each, and with at most one pending
+message to each: a slow rank must not collect the words of many calls. A rank that has found a mismatch, or that has
+failed, marks its block and sends the mark to other nodes, so that no rank waits for it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain, islice
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,7 @@ CALLS = (
     "random",
     "making Points",
     "get",
+    "collect",
     "coarsen",
     "linear_operator",
     "making an Output",
@@ -114,18 +116,13 @@ RING_WORDS = 64
 
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
-# Words of `StatusBlock.wait`: whether the rank waits; the word of its call if it has found a mismatch in this call, the
-# other rank, and the differing words of both ranks; the call for which it has printed a notice; whether a call has
-# failed on it. The last word is used only in the block of the node's first rank: whether a call has failed on any rank
-# of the node.
-_FIELDS = range(8)
-_WAITING, _MISMATCH, _OTHER_RANK, _MINE, _THEIRS, _NOTIFIED, _FAILED, ANY_FAILED = _FIELDS
+# Words of `StatusBlock.wait`: whether the rank waits, its failure, and on the node's first rank whether any has failed.
+_WAITING, _FAILED, ANY_FAILED = range(3)
+_CALL_FAILED, _CALLS_DIFFER = 1, 2  # kinds of failures
 _NOTICE_S = 10.0  # a wait of this length prints a notice
-_NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
 _MOST_NOTES = 64
-# A note has three words: a rank, the word of its call, and whether a call has failed on it. A rank that finds a
-# mismatch also passes on the other rank's note, so that ranks in its own call learn of it.
+# A note has two words: the word of the sender's call, and its failure.
 
 _CODES = {name: number << _NAME_SHIFT for number, name in enumerate(CALLS)}
 
@@ -154,27 +151,25 @@ def _plan_of(word: int) -> int:
     return word & ((1 << _PLAN_BITS) - 1)
 
 
-def word_text(word: int, *, with_object: bool = False, with_plan: bool = False) -> str:
-    """Return a call as errors show it: "exchange on grid 2 by plan 3 (call 42)"."""
+def word_text(word: int, *, in_full: bool = False) -> str:
+    """Return a call as errors show it: "exchange (call 42)", or in full "exchange on grid 2 by plan 3 (call 42)"."""
     kind, number = divmod(_object_of(word), 1 << _NUMBER_BITS)
-    on = f" on {OBJECTS[kind]} {number}" if with_object else ""
-    plan = _plan_of(word)
-    by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
+    on = f" on {OBJECTS[kind]} {number}" if in_full and number else ""
+    by = f" by plan {_plan_of(word)}" if in_full and _plan_of(word) else ""
     return f"{name_of(word)}{on}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
     """Return the call of each rank as errors show it: "rank 0: sum (call 41), ranks 1, 2: exchange (call 41)".
 
-    Calls of the same name are told apart by their objects, and by their plans if the objects are the same.
+    If the calls of all ranks have one name, their objects and plans are shown, too.
     """
     by_call: dict[int, list[int]] = {}
     for rank, word in words:
         by_call.setdefault(word, []).append(rank)
-    alike = len({word_text(word) for word in by_call}) < len(by_call)
-    on_one = len({_object_of(word) for word in by_call}) == 1
+    in_full = len({*map(name_of, by_call)}) == 1
     return ", ".join(
-        f"{ranks_text(ranks)}: {word_text(word, with_object=alike and not on_one, with_plan=alike and on_one)}"
+        f"{ranks_text(ranks)}: {word_text(word, in_full=in_full)}"
         for word, ranks in by_call.items()
     )
 
@@ -216,7 +211,7 @@ class StatusBlock:
 
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
-        self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
+        self.wait = memory[_WAIT : _WAIT + 8 * (ANY_FAILED + 1)].data.cast("B").cast("q")
         self.ring = memory[_RING : _RING + 8 * RING_WORDS].data.cast("B").cast("q")
         self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in _STARTS]
         self.slots = [memory[at : at + SLOT_BYTES].data for at in SLOTS]
@@ -234,9 +229,9 @@ class CallWatch:
     """Progress of this rank through the collective calls of a communicator, and its view of the other ranks.
 
     ``memory`` has the blocks of ``near``, the ranks of this node, as bytes: one block a row. ``pids`` are the processes
-    of the ranks in the same PID namespace. After a wait of ``note_after_s`` seconds, this rank exchanges notes with
-    ranks of other nodes. ``failed`` is the reason why no further call is possible; it is empty as long as no call has
-    failed. ``own`` is the block of this rank. ``first`` has the status words of the node's first rank.
+    of the ranks in the same PID namespace. ``failed`` is the reason why no further call is possible; it is empty as
+    long as no call has failed. ``own`` is the block of this rank. ``first`` has the status words of the node's first
+    rank.
     """
 
     def __init__(
@@ -247,7 +242,6 @@ class CallWatch:
         near: Sequence[int],
         pids: dict[int, int],
     ) -> None:
-        self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank
         self._memory, self._near, self._pids = memory, near, pids
         self.own = self._own = StatusBlock(memory[near.index(comm.rank)])
@@ -255,11 +249,11 @@ class CallWatch:
         self.number = 0
         self.word = 0
         self.failed = ""
-        self._failed_ranks: set[int] = set()  # on other nodes
-        # Notes about failures and mismatches, and by rank the latest word that it was sent, with the note.
-        self._notes: list[tuple[MPI.Request, Array]] = []
+        self._far_failures: dict[int, int] = {}  # of ranks on other nodes
+        # By rank the latest word that it was sent, with the note, and the latest word that was received from it.
         self._told: dict[int, tuple[int, MPI.Request, Array]] = {}
         self._received: dict[int, int] = {}
+        self._notes: list[tuple[MPI.Request, Array]] = []  # of this rank's failure
         self._is_notified = False
 
     @cached_property
@@ -288,51 +282,65 @@ class CallWatch:
         """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
         self._received.clear()
-        for words, end in ((self._own.ring, RING_WORDS), (self._own.wait, _FAILED)):
-            for n in range(end):
-                words[n] = 0
+        for n in range(RING_WORDS):
+            self._own.ring[n] = 0
 
     # Failures
 
     def fail(self, why: str) -> None:
         """Disable all further calls, and notify the ranks that may wait for this rank; local, does not block."""
+        self._fail(why, _CALL_FAILED, self.word)
+
+    def fail_by_mismatch(self, error: MismatchError, mine: int = 0) -> None:
+        """Disable all further calls, since ranks are in different calls; ``mine`` is this rank's word among theirs."""
+        self._fail(str(error), _CALLS_DIFFER, mine)
+
+    def _fail(self, why: str, kind: int, word: int) -> None:
         if self.failed:
             return
         self.failed = why
-        self._own.wait[_FAILED] = self.first[ANY_FAILED] = 1
+        self._own.wait[_FAILED], self.first[ANY_FAILED] = kind, 1
+        note = np.array([word, kind], "i8")
         with suppress(self._mpi.Exception):
-            self._send_notes(self.rank, self.word, 1)
+            for rank in self._far([*self._told]):
+                self._notes.append((self._comm.Isend(note, rank, _NOTE_TAG), note))
+
+    def _failure_of(self, rank: int) -> int:
+        block = self.blocks.get(rank)
+        return self._far_failures.get(rank, 0) if block is None else block.wait[_FAILED]
 
     def find_failed(self, ranks: Sequence[int]) -> int | None:
         """Return a rank among ``ranks`` (all if empty) on which a call has failed, None if no failure is known."""
-        if not (self._failed_ranks or self.first[ANY_FAILED]):
+        if not (self._far_failures or self.first[ANY_FAILED]):
             return None
-        for rank in ranks or range(self._comm.size):
-            block = self.blocks.get(rank)
-            if rank in self._failed_ranks or (block is not None and block.wait[_FAILED]):
-                return rank
-        return None
+        return next(filter(self._failure_of, ranks or range(self._comm.size)), None)
 
     def has_failed_before(self) -> bool:
         """Whether a call has failed on another rank that, to this rank's knowledge, has not made the current call."""
         for rank in range(self._comm.size):
             if rank == self.rank or self.find_failed((rank,)) is None:
                 continue
-            block = self.blocks.get(rank)
-            last = self._received.get(rank, 0) if block is None else block.last()
+            last = self._last_of(rank)
             if last != self.word and last >> CODE_BITS <= self.number:
                 return True
         return False
 
     def look_for_failed(self, ranks: Sequence[int]) -> None:
-        """Raise `ExchangeTimeoutError` if a call has failed on one of ``ranks`` (all if empty)."""
+        """Raise an error if a call has failed on one of ``ranks`` (all if empty).
+
+        `MismatchError` if this rank was in another call than other ranks, otherwise `ExchangeTimeoutError`.
+        """
         rank = self.find_failed(ranks)
-        if rank is not None:
-            why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {rank}, where a call has failed"
-            self.fail(why)
-            raise ExchangeTimeoutError(
-                f"{why}; make a new grid (or exchange, or allreduce) on all ranks to go on"
-            )
+        if rank is None:
+            return
+        kind = self._failure_of(rank)
+        reason = (
+            "where a call has failed" if kind == _CALL_FAILED else "where the calls of ranks differ"
+        )
+        why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {rank}, {reason}"
+        self._fail(why, kind, self.word)
+        error = ExchangeTimeoutError if kind == _CALL_FAILED else MismatchError
+        raise error(f"{why}; make a new grid (or exchange, or allreduce) on all ranks to go on")
 
     # Waits
 
@@ -345,28 +353,19 @@ class CallWatch:
         for rank, block in self.blocks.items():
             if rank != self.rank:
                 self._compare(rank, block)
-        if waited_s > _NOTE_AFTER_S:
-            self._find_ended(ranks)
-        if waited_s > self.note_after_s and len(self.blocks) < self._comm.size:
-            self._exchange_notes(ranks)
+        self._exchange_notes(ranks)
         self.look_for_failed(ranks)
+        self._find_ended(ranks)
         if waited_s > _NOTICE_S and not self._is_notified:
             self._print_notice(ranks, waited_s)
 
     def _compare(self, rank: int, block: StatusBlock) -> None:
-        """Raise `MismatchError` if a rank of this node has found a mismatch in this call, or is in another call."""
-        found_in = block.wait[_MISMATCH]
-        if found_in == self.word and found_in:
-            calls = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
-            raise self._record_mismatch(calls)
+        """Raise `MismatchError` if a rank of this node is in another call."""
         theirs = block.call(self.number)
-        mine: int | None = self.word
-        if theirs is None:
-            theirs = block.last()
-            if theirs >> CODE_BITS > self.number:
-                return
-            mine = self._own.call(theirs >> CODE_BITS)
-        self._check(rank, mine, theirs)
+        if theirs is not None:
+            self._check(rank, self.word, theirs)
+        elif block.last() >> CODE_BITS < self.number:
+            self._check(rank, self._own.call(block.last() >> CODE_BITS), block.last())
 
     def _check(self, rank: int, mine: int | None, theirs: int) -> None:
         """Raise `MismatchError` if this rank and another rank have different words of the same number."""
@@ -374,16 +373,9 @@ class CallWatch:
             return
         if name_of(mine) == name_of(theirs) == "start of a plan":
             return  # plans started in a different order may still complete
-        wait = self._own.wait
-        wait[_OTHER_RANK], wait[_MINE], wait[_THEIRS] = rank, mine, theirs
-        wait[_MISMATCH] = self.word  # written last: it publishes the words above
-        raise self._record_mismatch([(self.rank, mine), (rank, theirs)])
-
-    def _record_mismatch(self, words: Sequence[tuple[int, int]]) -> MismatchError:
-        """Return the `MismatchError`, and record it as the failure of the communicator."""
-        error = mismatch(sorted(words))
-        self.failed = str(error)
-        return error
+        error = mismatch(sorted([(self.rank, mine), (rank, theirs)]))
+        self.fail_by_mismatch(error, mine)
+        raise error
 
     def _find_ended(self, ranks: Sequence[int]) -> None:
         """Raise `ExchangeTimeoutError` if the process of one of ``ranks`` (all if empty) has ended."""
@@ -399,44 +391,35 @@ class CallWatch:
         """Return the call of this rank and the calls of the ranks that it waits for, as text."""
         if not self.word:
             return ""
-        if len(self.blocks) < self._comm.size:
-            self._exchange_notes(ranks)
+        self._exchange_notes(ranks)
         others = [self._progress_of(rank) for rank in (list(ranks) or self._behind())[:3]]
         there = "".join(f", {other_call}" for other_call in others)
         return f" in {word_text(self.word)}{there}"
 
+    def _last_of(self, rank: int) -> int:
+        """Return the word of a rank's last known call, 0 if none is known."""
+        block = self.blocks.get(rank)
+        return self._received.get(rank, 0) if block is None else block.last()
+
     def _behind(self) -> list[int]:
         """Return the ranks that, to this rank's knowledge, have not reached its call."""
-        number = self.number
-        near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
-        far = set(range(self._comm.size)) - set(self.blocks)
-        received = {rank for rank, word in self._received.items() if word >> CODE_BITS >= number}
-        return sorted(near | (far - received))
+        ranks = range(self._comm.size)
+        return [rank for rank in ranks if self._last_of(rank) >> CODE_BITS < self.number]
 
     def _progress_of(self, rank: int) -> str:
-        block = self.blocks.get(rank)
-        last = self._received.get(rank, 0) if block is None else block.last()
-        if block is None and (not last or last >> CODE_BITS < self.number):
+        last = self._last_of(rank)
+        # The last word of a rank of another node may be old.
+        if not last or (rank not in self.blocks and last >> CODE_BITS < self.number):
             return f"rank {rank} has not arrived"
-        if not last:
-            return f"rank {rank} has made no call yet"
-        if block is None or block.wait[_WAITING]:
-            return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
     def _print_notice(self, ranks: Sequence[int], waited_s: float) -> None:
         """Print the ranks that are waited for, on the first waiting rank only."""
-        for rank, block in self.blocks.items():
-            if rank < self.rank and block.wait[_WAITING]:
-                return
-            if rank != self.rank and block.wait[_NOTIFIED] == self.word:
-                return  # another rank has printed it
-        if any(
-            rank < self.rank and received == self.word for rank, received in self._received.items()
-        ):
+        near = (rank for rank, block in self.blocks.items() if block.wait[_WAITING])
+        far = (rank for rank, word in self._received.items() if word == self.word)
+        if any(rank < self.rank for rank in chain(near, far)):
             return
         self._is_notified = True
-        self._own.wait[_NOTIFIED] = self.word
         waited_for = list(ranks) or self._behind()
         whom = ranks_text(waited_for) if waited_for else "another rank"
         print(
@@ -449,42 +432,35 @@ class CallWatch:
     # Ranks of other nodes
 
     def _exchange_notes(self, ranks: Sequence[int]) -> None:
-        """Send the word of this rank's call to the ranks that it waits for, all if empty, and receive notes."""
+        """Send the word of this rank's call to ranks of other nodes, ``ranks`` first, and receive notes."""
         for rank in self._far(ranks):
             told = self._told.get(rank)
             if told is None or (told[0] != self.word and told[1].Test()):
-                note = np.array([self.rank, self.word, 0], "i8")
+                note = np.array([self.word, 0], "i8")
                 self._told[rank] = self.word, self._comm.Issend(note, rank, _NOTE_TAG), note
-        for source, (rank, theirs, failed) in self._receive_notes():
-            self._received[rank] = theirs
-            if failed:
-                self._failed_ranks.add(rank)
-                continue
+        for rank, theirs, failure in self._receive_notes():
+            self._received[rank] = max(theirs, self._received.get(rank, 0))
+            if failure:
+                self._far_failures[rank] = failure
             number = theirs >> CODE_BITS
-            mine = self._own.call(number) if number <= self.number else None
-            try:
-                self._check(rank, mine, theirs)
-            except MismatchError:
-                if source == rank:
-                    self._send_notes(rank, theirs, 0)
-                    self._send_notes(self.rank, mine or 0, 0)
-                raise
+            if failure != _CALL_FAILED and number <= self.number:
+                self._check(rank, self._own.call(number), theirs)
 
-    def _far(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of some ranks (all if empty) that are on other nodes, and are sent notes."""
-        return [r for r in ranks or range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]
+    def _far(self, first: Sequence[int]) -> list[int]:
+        """Return the ranks of other nodes that are sent notes, beginning with the ranks ``first``."""
+        if len(self._near) == self._comm.size:
+            return []
+        far = (rank for rank in chain(first, range(self._comm.size)) if rank not in self.blocks)
+        return list(islice(dict.fromkeys(islice(far, 2 * _MOST_NOTES)), _MOST_NOTES))
 
-    def _send_notes(self, *words: int) -> None:
-        note = np.array(words, "i8")
-        for rank in self._far(()):
-            self._notes.append((self._comm.Isend(note, rank, _NOTE_TAG), note))
-
-    def _receive_notes(self) -> Iterator[tuple[int, list[int]]]:
-        """Receive the notes that have arrived, with their senders."""
-        note, status = np.zeros(3, "i8"), self._mpi.Status()
-        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
+    def _receive_notes(self) -> Iterator[tuple[int, int, int]]:
+        """Receive the notes that have arrived: their senders, words and failures."""
+        note, status = np.zeros(2, "i8"), self._mpi.Status()
+        while len(self._near) < self._comm.size and self._comm.Iprobe(
+            self._mpi.ANY_SOURCE, _NOTE_TAG, status
+        ):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)
-            yield status.Get_source(), note.tolist()
+            yield status.Get_source(), int(note[0]), int(note[1])
 
     def drain(self) -> None:
         for _ in self._receive_notes():
@@ -493,13 +469,11 @@ class CallWatch:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process of this machine has ended."""
+    """Whether a process of this PID namespace has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
-        return os.path.isdir("/proc/self")
+        return True
     except OSError:
-        with suppress(OSError):
-            os.kill(pid, 0)
         return False

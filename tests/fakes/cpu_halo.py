@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import halox
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, exchange_regions
 from halox.paths.peer import stores
 from halox.runtime.arrays import Described, describe
 from tests.fakes.cpu_kernels import FLAGS, compiled_once, own_copy
@@ -28,7 +28,78 @@ _MEMORY = """
 struct __attribute__((aligned(16))) State { u64 count, failed; };
 struct Word16 { u64 low, high; };
 static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
+static int __popc(u32 bits) { return __builtin_popcount(bits); }
+static void* __cvta_global_to_generic(u64 at) { return (void*)at; }
 static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// Warps of eight lanes. A lane in a function of the warp lets others run until all of its mask have called it.
+static struct Lane {
+    bool came;
+    u32 mask, calls, values[2];
+} all_lanes[MOST_THREADS];
+static u32 lane() { return threadIdx.x % 8; }
+static void yield() { leave(the_block.fibers[the_block.running]); }
+
+// The lanes that have come here since others ran: any part of the warp, as on a GPU.
+static u32 __activemask()
+{
+    Lane &mine = all_lanes[threadIdx.x], *first = &mine - lane();
+    mine.came = true, mine.mask = 0;
+    yield();
+    if (!mine.mask) {
+        u32 mask = 0;
+        for (u32 n = 0; n < 8; ++n)
+            mask |= u32(first[n].came) << n;
+        for (u32 n = 0; n < 8; ++n)
+            if (first[n].came)
+                first[n] = {false, mask, 0, {}};
+    }
+    return mine.mask;
+}
+template <class Use>
+static u32 lanes_where(u32 lanes, u32 value, Use use)
+{
+    Lane &mine = all_lanes[threadIdx.x], *first = &mine - lane();
+    const u32 call = mine.calls++;
+    mine.values[call % 2] = value;
+    u32 found = 0;
+    for (u32 n = 0; n < 8; ++n)
+        if (lanes >> n & 1) {
+            while (first[n].calls <= call)
+                yield();
+            found |= u32(use(first[n].values[call % 2])) << n;
+        }
+    return found;
+}
+static u32 __ballot_sync(u32 lanes, bool vote) { return lanes_where(lanes, vote, [](u32 v) { return v != 0; }); }
+static bool __all_sync(u32 lanes, bool vote) { return __ballot_sync(lanes, vote) == lanes; }
+static void __syncwarp(u32 lanes) { __ballot_sync(lanes, true); }
+static u32 __match_any_sync(u32 lanes, u32 value)
+{
+    return lanes_where(lanes, value, [=](u32 other) { return other == value; });
+}
+template <class Kernel>
+static void launch_warps(u32 grid, u32 threads, const u32* blocks, Kernel kernel)
+{
+    the_block.kernel = kernel;
+    gridDim.x = grid;
+    blockDim.x = threads;
+    if (the_block.fibers.size() < threads)
+        make_fibers(threads);
+    for (u32 i = 0; i < grid; ++i) {
+        blockIdx.x = blocks ? blocks[i] : i;
+        for (Fiber& fiber : the_block.fibers)
+            fiber.finished = false;
+        for (u32 left = threads; left;)
+            for (u32 j = 0; j < threads; ++j)
+                if (!the_block.fibers[j].finished) {
+                    the_block.running = threadIdx.x = j;
+                    enter(the_block.fibers[j]);
+                    left -= the_block.fibers[j].finished;
+                }
+    }
+    the_block.kernel = nullptr;
+}
 """
 
 # Cells in the order of the array; each is a hash of the cell and of the cells around it at distances up to `reach`.
@@ -67,8 +138,9 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
 extern "C" void run(u32 grid, u32 threads, const u32* blocks, const void* halo, int field, const u32* from,
                     int reach, int diagonal, int waits)
 {
-    launch_blocks(grid, threads, false, blocks, grid, step_kernel, *(const halox::Halo<AXES>*)halo, field, from,
-                  reach, diagonal, waits);
+    launch_warps(grid, threads, blocks, [=] {
+        step_kernel(*(const halox::Halo<AXES>*)halo, field, from, reach, diagonal, waits);
+    });
 }
 extern "C" void store(const void* halo, int field, const int* cell, u32 value, int component, int wide)
 {
@@ -85,7 +157,9 @@ extern "C" int wait(const void* halo, const int* cell)
     int at[AXES];
     for (int k = 0; k < AXES; ++k)
         at[k] = cell[k];
-    return ((const halox::Halo<AXES>*)halo)->wait(at);
+    bool came = false;
+    launch_warps(1, 1, nullptr, [&] { came = ((const halox::Halo<AXES>*)halo)->wait(at); });
+    return came;
 }
 extern "C" {
 unsigned long size = sizeof(halox::Halo<AXES>);
@@ -97,7 +171,7 @@ unsigned long size = sizeof(halox::Halo<AXES>);
 def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
     """Load one copy of the library per rank, so that each has its own blockIdx and fibers."""
     text = (
-        f'#define AXES {axes}\n#include "{HEADER}"\n{_MEMORY}{MEMORY}'
+        f'#define AXES {axes}\n#define MOST_THREADS {THREADS}\n#include "{HEADER}"\n{_MEMORY}{MEMORY}'
         f"{halox.device_header(debug=debug)}{_STEP}"
     )
     quiet = "-Wno-unused-function", "-Wno-unused-variable"
@@ -184,6 +258,7 @@ def connect(
     *,
     fields: int = 2,
     corners: bool = True,
+    fixed: Sequence[int] = (),
     limit_s: float = LIMIT_S,
     **options: Any,
 ) -> list[Rank]:
@@ -191,7 +266,8 @@ def connect(
     ranks = [Rank(domain, number, spec, fields, **options) for number in range(domain.ranks)]
     with host_cuda():
         for rank in ranks:
-            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
+            regions = exchange_regions(rank.layout, corners, fixed)
+            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, regions, (), ())
         offers = [rank.channel.offer(None) for rank in ranks]
         for rank in ranks:
             rank.channel.accept({peer: offers[peer][rank.number] for peer in rank.channel.peers})

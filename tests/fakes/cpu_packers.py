@@ -162,7 +162,10 @@ class _Launch:
         traversal_library(defines).run(*start, unpack, *places, pointer)
 
     def launch(self, stream: int) -> None:
-        """Launch a strided kernel."""
+        """Launch a strided kernel, or work units at the addresses of the arguments."""
+        if self._function[0] == "workunits":
+            self.launch_at(stream, *(address.value for address in self._args[:2]))
+            return
         (file, entry, defines), (bases, table, *numbers) = self._function, self._args
         self._backend.events.append(("launch", entry))
         memory = aligned(len(table))

@@ -222,6 +222,8 @@ class Rank:
     operation: Operation = "copy"
     concurrent: bool = False
     """Whether to use the launch that leaves multiprocessors free for other work (``start`` and ``finish``)."""
+    apart: bool = False
+    """Whether to use two launches: of the copies within the rank alone, and of all other chunks (``start_copied``)."""
     arena: HostArena = field(default_factory=HostArena)
     arrays: list[Array] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -272,6 +274,9 @@ class Rank:
             made = draft.prepared()
         self.before, self.after = made.before, made.after
         self.launch: Launch = made.concurrent if self.concurrent else made.alone
+        self.only_copies: Launch | None = made.copies if self.apart else None
+        if self.apart:
+            self.launch = made.remote
         self.exchange = np.frombuffer(self.launch.args[1], negotiation.EXCHANGE)[0]
         self.own = self.arena.bytes_of(draft._own[0]).copy()
         self.gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
@@ -337,7 +342,16 @@ class Rank:
         mps = self.multiprocessors
         for launches in self.before:
             launches.launch(0)
+        copies = self.only_copies
+        if copies is not None and seed % 2:  # before the other chunks, or after them
+            copies.run(
+                self.number, np.arange(copies.blocks), multiprocessors=mps, delays=delays, seed=seed
+            )
         self.launch.run(self.number, blocks, multiprocessors=mps, delays=delays, seed=seed)
+        if copies is not None and not seed % 2:
+            copies.run(
+                self.number, np.arange(copies.blocks), multiprocessors=mps, delays=delays, seed=seed
+            )
         for launches in self.after:
             launches.launch(0)
 
@@ -420,11 +434,13 @@ def connect(
     adapt: Callable[..., Launch] = few_kernels,
     operation: Operation = "copy",
     concurrent: Sequence[int] = (),
+    apart: Sequence[int] = (),
 ) -> list[Rank]:
-    """Create the ranks of some messages and their launches; ranks in ``concurrent`` get the launch for overlap."""
+    """Create the ranks of some messages and their launches, and for some ranks the launches of overlapped steps."""
     n = 1 + max(max(flow.sender, flow.receiver) for flow in flows)
     ranks = [
-        Rank(number, flows, multiprocessors, operation, number in concurrent) for number in range(n)
+        Rank(number, flows, multiprocessors, operation, number in concurrent, number in apart)
+        for number in range(n)
     ]
     exported = [rank.exported() for rank in ranks]
     with without_gpu(sms, adapt):

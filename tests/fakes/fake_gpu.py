@@ -72,6 +72,14 @@ class FakeStream:
     def wait_event(self, event: FakeEvent) -> None:
         self.gpu.wait(self.ptr, event.ptr)
 
+    def __enter__(self) -> FakeStream:
+        self.gpu.outer.append(self.gpu.current)
+        self.gpu.current = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.gpu.current = self.gpu.outer.pop()
+
 
 class FakeEvent:
     def __init__(self, gpu: FakeGpu) -> None:
@@ -100,6 +108,7 @@ class FakeGpu:
         self._replays = 0
         self.streams = [FakeStream(self, 11 + number) for number in range(3)]
         self.current = self.streams[0]
+        self.outer: list[FakeStream] = []
         block = arena.allocate(8 * MOST_EVENTS)
         places = world.comm.allgather(block.place)
         self.counts = [arena.memory(p)[: 8 * MOST_EVENTS].view("i8") for p in places]

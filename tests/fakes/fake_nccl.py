@@ -79,7 +79,7 @@ class FakeNccl:
             if not (self.is_stuck and mark.is_end):
                 leave(mark)
 
-        return SimpleNamespace(launch=launch)
+        return SimpleNamespace(at=launch)
 
     def unique_id(self) -> bytes:
         return np.random.default_rng().bytes(128)

@@ -45,6 +45,9 @@ def check_points(comm: MPI.Intracomm) -> list[str]:
                         mine.exchange(field)
                         result = found if mine is grid else expected
                         result += [ones.get(field), ones.get(field)]
+                        for _ in range(70):  # two chunks
+                            ones.record(field)
+                        result.append(ones.collect())
                         ones.add(field, values)
                         result.append(mine.gather(field))
                     same = all(
@@ -80,6 +83,13 @@ def check_statistics(comm: MPI.Intracomm) -> list[str]:
                 if dtype[0] != "c":
                     index = np.unravel_index(whole.argmax(), shape)
                     results.append(("argmax", grid.argmax(u), index))
+                    if dtype != "f2":
+                        largest = grid.max(u, axis=1)
+                        results.append(("max over y", largest, whole.max(axis=first + 1)))
+                        rows = cupy.arange(shape[first], dtype="f4")
+                        found = grid.sum("u * r", u=u, r=("x", rows))
+                        lines = wide.sum(tuple(n for n in range(whole.ndim) if n != first))
+                        results.append(("profile", found, lines @ np.arange(len(rows))))
                     results.append(("histogram", *_histograms(grid, u, whole)))
                 wrong += [
                     f"{name} {dtype} {layout}"

@@ -70,9 +70,9 @@ def test_in_a_graph() -> None:
 def test_a_function() -> None:
     """The function works on views of CuPy arrays; other walls of the field are filled as well."""
 
-    def inflow(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
-        assert isinstance(slab, cupy.ndarray) and isinstance(indices[0], cupy.ndarray)
-        slab[...] = indices[1]
+    def inflow(slab: Any, axis: int, side: str, indices: tuple[Any, ...], field: Any) -> None:
+        assert all(isinstance(one, cupy.ndarray) for one in (slab, indices[0], field))
+        slab[...] = indices[1] + grid.interior(field)[:1]
 
     with halox.Grid(
         (4, 5), boundary=((inflow, "edge"), None), comm=MPI.COMM_SELF, device="gpu"
@@ -80,4 +80,4 @@ def test_a_function() -> None:
         u = grid.ones("f4")
         u[-1] = 7
         grid.exchange(u)
-        assert np.array_equal(u.get()[0, 1:-1], np.arange(5)) and u.get()[-1, 1:-1].max() == 1
+        assert np.array_equal(u.get()[0, 1:-1], 1 + np.arange(5)) and u.get()[-1, 1:-1].max() == 1

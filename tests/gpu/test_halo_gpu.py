@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError
+from halox.paths.peer import stores
 from tests.support import require
 
 require("gpu")
@@ -50,6 +51,37 @@ def test_fused_steps(shape: tuple[int, ...], halo: int, periodic: Any, dtype: st
         assert steps.same()
 
 
+@pytest.mark.parametrize("shape", [(20, 24, 70), (5, 6, 11), (33, 70)])
+@pytest.mark.parametrize("divided", [(0,), (0, 1), (-1,)], ids=str)
+def test_warps_count_for_all_of_their_lanes(shape: tuple[int, ...], divided: Any) -> None:
+    """A rank that waits for its own flags, as if some axes were divided, counts each cell once."""
+    with grid(shape) as g:
+        steps, axes = Steps(g), range(len(shape))
+        steps.fill()
+        own = cupy.zeros(64, "u8")  # a state, and flags behind it
+        halo, flags = steps.halo.copy(), own.data.ptr + 128
+        sides = [
+            tuple(s * (k == axis % len(shape)) for k in axes) for axis in divided for s in (1, -1)
+        ]
+        halo["state"], halo["flags"], halo["neighbours"] = own.data.ptr, flags, len(sides)
+        halo["waited"] = sum(1 << stores._number(side) for side in sides)
+        for n, side in enumerate(sides):
+            halo["signals"][n] = flags + 4 * stores._number([-s for s in side])
+        last = halo["axis"][-1]
+        if -1 in divided:
+            last["near"], last["far"], last["inner"] = 2, shape[-1], shape[-1] - 2
+            halo["row_low"], halo["row_high"] = last["begin"], last["end"]
+        cells = stores._waiting_cells(halo["axis"].tolist(), int(halo["waited"]))
+        halo["carry"] = (1 << 32) - cells
+        steps.halo = halo
+        for number in range(5):
+            steps.fused(number)
+            steps.alone(number)
+        assert steps.same()
+        assert int(own[0]) == 5 << 32
+        assert sorted(set(own[16:].get().view("u4").tolist())) == [0, 5]
+
+
 def test_a_graph_and_exchanges_between_its_replays() -> None:
     with grid((64, 48)) as g, cupy.cuda.Stream(non_blocking=True) as stream:
         steps = Steps(g)
@@ -78,6 +110,20 @@ def test_a_store_outside_the_array() -> None:
         with pytest.raises(FieldError, match=text):
             steps.plan()
         assert steps.same(), "the store was left out"
+
+
+def test_a_cell_that_does_not_wait() -> None:
+    """The kernel runs with a block less: the next step finds it."""
+    with grid((16, 16)) as g:
+        steps = Steps(g, debug=True)
+        steps.fill()
+        steps.fused(0)
+        steps.blocks -= 1
+        steps.fused(1)
+        steps.fused(2)
+        cupy.cuda.runtime.deviceSynchronize()
+        with pytest.raises(FieldError, match="once for each owned cell"):
+            _ = steps.plan.device_handle
 
 
 def test_fields_without_a_device_form() -> None:

@@ -45,6 +45,8 @@ def test_in_a_graph_and_in_one_launch() -> None:
             try:
                 with pytest.raises(StateError):
                     points.add(u, values)
+                with pytest.raises(StateError):
+                    points.record(u)
             finally:
                 stream.end_capture()
             points.add(u, values)

@@ -23,6 +23,7 @@ from halox.packing.refine import Copy, Side, contiguous_side  # noqa: E402
 from halox.packing.strided import StridedAdd, StridedCopy  # noqa: E402
 from halox.runtime.gpu.compiler import kernel  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
+from halox.runtime.gpu.streams import stream_pointer  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,
@@ -61,7 +62,7 @@ class TestCopy:
         assert len(copies) == 4 * 26
         for field, poisoned, expected in fields:
             assert field.get().tobytes() == poisoned.tobytes() != expected.tobytes()
-        StridedCopy(copies, device=DEVICE).launch()
+        StridedCopy(copies, device=DEVICE).at(stream_pointer())
         for field, _, expected in fields:
             assert field.get().tobytes() == expected.tobytes()
 
@@ -104,7 +105,7 @@ class TestHostMemory:
                 )
             ],
             device=DEVICE,
-        ).launch()
+        ).at(stream_pointer())
         cp.cuda.get_current_stream().synchronize()
         assert (part[128:928].view("f8") == np.arange(0, 200, 2)).all()
         assert (memory[: 4096 + 64 + 128] == GUARD).all()
@@ -129,7 +130,7 @@ class TestAdd:
         datatype = dt.subarray(shape, (17, 18, 20), (1, 2, 1), dtype)
         a, b = (Side(x.pointer, datatype.strided) for x in (there, here))
         add = StridedAdd([Copy(a, b)], dtype, device=DEVICE)
-        add.launch()
+        add.at(stream_pointer())
         expected = target.copy()
         expected[box] += source[box]
         assert here.get().tobytes() == expected.tobytes()
@@ -145,7 +146,7 @@ class TestAdd:
         there, here = on_device(source), on_device(target)
         datatype = dt.subarray(shape, (50, columns), (0, 1), dtype)
         copy = Copy(*(Side(x.pointer, datatype.strided) for x in (there, here)))
-        StridedAdd([copy], dtype, device=DEVICE).launch()
+        StridedAdd([copy], dtype, device=DEVICE).at(stream_pointer())
         target[:, 1:-1] += source[:, 1:-1]
         assert here.get().tobytes() == target.tobytes()
 
@@ -156,7 +157,7 @@ class TestAdd:
             expected = a + b
         there, here = on_device(a), on_device(b)
         copies = [Copy(contiguous_side(there.pointer, 16384), contiguous_side(here.pointer, 16384))]
-        StridedAdd(copies, "f2", device=DEVICE).launch()
+        StridedAdd(copies, "f2", device=DEVICE).at(stream_pointer())
         np.testing.assert_array_equal(here.get().view("f2"), expected)
 
     def test_overlapping_targets_add_in_the_order_given(self):
@@ -173,7 +174,7 @@ class TestAdd:
                 )
             )
         add = StridedAdd(copies, "f4", device=DEVICE)
-        add.launch()
+        add.at(stream_pointer())
         assert add.launches == 3
         assert here.get().tobytes() == expected.tobytes()
 

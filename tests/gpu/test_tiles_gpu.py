@@ -20,6 +20,7 @@ from halox.packing.refine import Copy, Side  # noqa: E402
 from halox.packing.strided import StridedCopy  # noqa: E402
 from halox.packing.strided_plan import plan  # noqa: E402
 from halox.packing.tiles import LEAST_BYTES  # noqa: E402
+from halox.runtime.gpu.streams import stream_pointer  # noqa: E402
 from tests.gpu.guarded import DEVICE, Guarded  # noqa: E402
 
 DTYPES = ("u1", "u2", "f4", "f8", "c16", "S3", "S12", "S20", "S24", "S32", "S64")
@@ -49,11 +50,11 @@ def check(host, order, offset=0, **options):
     back = np.argsort(order)
     view = expected.transpose(back)
     forward = Copy(side_of(source.pointer + offset, host), side_of(turned.pointer, view))
-    StridedCopy([forward], device=DEVICE, **options).launch()
+    StridedCopy([forward], device=DEVICE, **options).at(stream_pointer())
     assert turned.get().tobytes() == expected.tobytes()
     again = Guarded(host.nbytes)
     backward = Copy(side_of(turned.pointer, view), side_of(again.pointer, host))
-    StridedCopy([backward], device=DEVICE, **options).launch()
+    StridedCopy([backward], device=DEVICE, **options).at(stream_pointer())
     assert again.get().tobytes() == host.tobytes()
     return plan([forward], sms=132, tiles=True).tiled
 

@@ -21,6 +21,7 @@ from halox.errors import DeviceError  # noqa: E402
 from halox.packing import workunits_lists  # noqa: E402
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker  # noqa: E402
 from halox.packing.workunits_lists import ListCache  # noqa: E402
+from halox.runtime.gpu.streams import stream_pointer  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,
@@ -140,6 +141,6 @@ class TestCopy:
                 checks.append((packed, expected, array))
             parts.append((datatype, count, array.pointer, packed.pointer))
         copy = WorkUnitsCopy(parts, unpack=unpack, device=DEVICE)
-        copy.launch()
+        copy.at(stream_pointer())
         for target, wanted, _ in checks:
             assert target.get().tobytes() == wanted.tobytes()

@@ -19,8 +19,10 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
+from tests.mpi.bad_input import raised_by_all
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
+from tests.oracle import allocated
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
@@ -143,6 +145,36 @@ def test_a_function_fills_the_slabs(comm: MPI.Intracomm) -> None:
         assert agree(set(sides) == ({(0, "low")} if comm.rank == 0 else set()), comm)
 
 
+@pytest.mark.parametrize("allocation", ["grid", "C", "turned", "backwards", "part"])
+def test_a_function_gets_its_field(allocation: str, comm: MPI.Intracomm) -> None:
+    """A function with five parameters gets the array of the call, whichever it is; its layout is that of the field."""
+    right = []
+
+    def outflow(slab: Any, axis: int, side: str, indices: Any, field: Any) -> None:
+        layers, end = grid.interior(field).swapaxes(0, 1), 0
+        if side == "high":
+            layers, end = layers[::-1], grid.grid_shape[0] - 1
+        slab[...] = layers[0, :, None] + abs(indices[0] - end) * (layers[0] - layers[1])[:, None]
+
+    def scaled(slab: Any, axis: int, side: str, indices: Any, scale: float = 2.0) -> None:
+        right.append(scale == 2.0)
+
+    options: Any = {"proc_shape": (comm.size, 1), "comm": comm, "device": "cpu"}
+    with halox.Grid((3 * comm.size, 8), halo=2, **options) as grid:
+        plain: Any = {"components": 2, "boundary": (outflow, None)}
+        arrays = [grid.zeros("f8", **plain) for _ in range(3)]
+        if allocation != "grid":
+            arrays = [grid.declare(allocated(grid, one, allocation), **plain) for one in arrays]
+        v, w = grid.zeros(components=2, boundary=("extrapolate", None)), grid.zeros(boundary=scaled)
+        for number, u in enumerate(arrays):
+            values = np.random.default_rng([number, comm.rank]).integers(-9, 10, u.shape)
+            u[...], v[...] = values, values
+            grid.exchange(u, w)
+            grid.exchange(v)
+            right.append(np.array_equal(u, v))
+        assert agree(all(right), comm), right
+
+
 def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
     with halox.Grid(
         (4 * comm.size, 6),
@@ -155,10 +187,12 @@ def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
         ends = (comm.rank == 0, comm.rank == comm.size - 1)
         assert (grid.at_wall(0, "low"), grid.at_wall(0, "high")) == ends
         assert not grid.at_wall(1, "low") and not grid.at_wall(-1, "high")
+        assert (grid.at_wall("x", "low"), grid.at_end("x", "high")) == ends
+        assert grid.at_end("y", "low") and grid.at_end(-1, "high") and not grid.at_wall("y", "low")
         names = zip(("low", "high"), ends, strict=True)
         assert grid.walls == tuple((0, side) for side, is_wall in names if is_wall)
         u = grid.zeros(components=3)
-        view = grid.wall(u, 0, "high", depth=2)
+        view = grid.wall(u, "x", "high", depth=2)
         assert view.shape == (3, 2 * ends[1], 6)
         view[...] = 1
         assert grid.sum(u) == 3 * 2 * 6
@@ -166,8 +200,10 @@ def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
         assert np.shares_memory(view, u) or not ends[1]
         with pytest.raises(FieldError, match="side"):
             grid.at_wall(0, "left")  # type: ignore[arg-type]
-        with pytest.raises(FieldError, match="axis"):
-            grid.at_wall(2, "low")
+        for axis in (2, "z"):
+            for find in (grid.at_wall, grid.at_end, lambda *wall: grid.wall(u, *wall)):
+                with pytest.raises(FieldError, match="axis: the grid axes are 'x', 'y'"):
+                    find(axis, "low")
 
 
 @pytest.mark.usually(2)
@@ -318,6 +354,7 @@ def test_accumulate_in_another_byte_order(dtype: str, comm: MPI.Intracomm) -> No
     ("options", "field"),
     [
         ({"boundary": "mirror"}, {}),
+        ({"boundary": 0.0}, {}),
         ({"boundary": ("edge",) * 3}, {}),
         ({"boundary": ("edge", None), "periodic": (True, False)}, {}),
         ({"boundary": (("periodic", "edge"), None)}, {}),
@@ -348,6 +385,25 @@ def test_bad_input(options: dict[str, Any], field: dict[str, Any], comm: MPI.Int
     ):
         u = grid.zeros(field.pop("dtype", "f8"), **field)
         grid.exchange(u)
+
+
+@pytest.mark.usually(2)
+@pytest.mark.parametrize(
+    ("word", "boundary"),
+    [
+        ("Dirichlet", "antisymmetric"),
+        ("neumann", "symmetric"),
+        ("wall", "antisymmetric"),
+        ("zero", "constant"),
+        (0.0, ("constant", 0.0)),
+        (np.float32(2), ("antisymmetric", 2.0)),
+    ],
+)
+def test_words_of_other_programs(word: Any, boundary: Any, comm: MPI.Intracomm) -> None:
+    """The error has the boundary that does the same."""
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+        text = str(boundary).replace("'", '"') if isinstance(boundary, tuple) else f'"{boundary}"'
+        raised_by_all(comm, FieldError, text, lambda: grid.zeros(boundary=(word, None)))
 
 
 @pytest.mark.usually(2)

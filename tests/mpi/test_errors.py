@@ -246,6 +246,9 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: g.exchange(strided(g, 0, 8)), FieldError, "field"),
         (lambda g: g.exchange(strided(g, 8, 8)), FieldError, "field"),
         (lambda g: g.exchange(g.zeros(), corners=1), FieldError, "corners"),
+        (lambda g: g.exchange(g.zeros(), axes="w"), FieldError, "axes: the grid axes are 'x', 'y'"),
+        (lambda g: g.accumulate(g.zeros(), axes=()), FieldError, "axes"),
+        (lambda g: g.plan(g.zeros(), axes=("x", 2)), FieldError, "axes"),
         (lambda g: changed_later(g, lambda u: u.setflags(write=False)), FieldError, "read-only"),
         (lambda g: changed_later(g, lambda u: setattr(u, "shape", (-1,))), FieldError, "fit"),
         (lambda g: g.accumulate(g.zeros("?")), FieldError, "accumulate"),
@@ -289,7 +292,7 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: at_point(g).get(3), FieldError, "field"),
         (lambda g: at_point(g).add(3, 1), FieldError, "field"),
         (lambda g: halox.Transpose(g, 3), HaloxError, "grid_b"),
-        (lambda g: halox.FFT(3), HaloxError, "grid"),
+        (lambda g: halox.FFT("3"), HaloxError, "grid"),
         (lambda g: halox.FFT(g, axes=1).forward(new_array(g, "i8")), FieldError, "u"),
         (lambda g: halox.Allreduce(g.comm, 3, "f8", "median"), FieldError, "op"),
         (

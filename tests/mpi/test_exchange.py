@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError
+from halox.errors import FieldError, MismatchError
 from tests.limits import read_in_place
 from tests.mpi.conftest import PART, agree
 from tests.oracle import (
@@ -23,7 +23,7 @@ from tests.oracle import (
     check_overlap,
     check_stale_halos,
 )
-from tests.strategies import cells, checkerboards, folds, on_ranks, walls
+from tests.strategies import cells, checkerboards, folds, on_ranks, some_axes, walls
 from tests.support import trials
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
@@ -103,8 +103,52 @@ def any_fields(ranks: int) -> st.SearchStrategy[Case]:
     return st.one_of(cells(ranks), walls(ranks, whole=False), folds(ranks), checkerboards(ranks))
 
 
+def along_some_axes(ranks: int) -> st.SearchStrategy[Case]:
+    return some_axes(st.one_of(any_fields(ranks), cells(ranks, wide=True)))
+
+
+@random_cases(along_some_axes, trials(120))
+def test_some_axes(case: Case, comm: MPI.Intracomm) -> None:
+    """Only the halos along these axes are filled, with the corners in these halos alone."""
+    check_exchanges(case, comm)
+
+
+def test_axes_by_name_and_number_are_one_plan(comm: MPI.Intracomm) -> None:
+    """A rank may give the name, and another the number; other axes on other ranks are an error."""
+    with halox.Grid((4, 4 * comm.size), proc_shape=(1, comm.size), comm=comm, device="cpu") as grid:
+        u = grid.ones()
+        for turn in range(3):
+            grid.exchange(u, axes=1 if (comm.rank + turn) % 2 else ["y"])
+        assert len(grid._plans.cache) == 1
+        with pytest.raises(MismatchError if comm.size > 1 else FieldError, match="axes"):
+            grid.exchange(u, axes=(0, 1) if comm.rank else 0 if comm.size > 1 else "z")
+        u = grid.zeros()
+        grid.interior(u)[...] = 1
+        grid.exchange(u, axes="y")
+        ends = [grid.at_end("y", "low"), False, grid.at_end("y", "high")]
+        assert agree(u[2, [0, 1, -1]].tolist() == [float(not end) for end in ends], comm)
+
+
 @random_cases(
-    lambda ranks: st.tuples(any_fields(ranks), st.sampled_from([None, 0, 1, 2, 3])), trials(120)
+    lambda ranks: some_axes(
+        st.one_of(
+            cells(ranks, NUMERIC),
+            walls(ranks, linear=True, whole=False),
+            folds(ranks),
+            checkerboards(ranks, NUMERIC),
+        )
+    ),
+    trials(60),
+)
+def test_some_axes_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@random_cases(
+    lambda ranks: st.tuples(
+        any_fields(ranks) | some_axes(any_fields(ranks)), st.sampled_from([None, 0, 1, 2, 3])
+    ),
+    trials(120),
 )
 def test_overlap(case: tuple[Case, int | None], comm: MPI.Intracomm) -> None:
     """Regions of an overlapped exchange: also beside walls, folds, and halos of other fields."""

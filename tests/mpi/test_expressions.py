@@ -125,6 +125,29 @@ def test_layouts(comm: MPI.Intracomm) -> None:
             grid.sum("even * index_x", even=even)
 
 
+def test_profiles_and_sixteen_fields(device: str, comm: MPI.Intracomm) -> None:
+    """Profiles count the points of the whole grid; each call several times, the last ones prepared."""
+    shape = (3 * comm.size + 1, 4)
+    wholes = {f"f{n}": whole("f8", shape, n) for n in range(14)}
+    numbers = np.arange(2.0 * shape[0])[::2], np.arange(4, dtype="f4")
+    text = " + ".join(wholes) + " + r * s"
+    with halox.Grid(shape, proc_shape=(comm.size, 1), comm=comm, device=device) as grid:
+        fields = {name: field(grid, each) for name, each in wholes.items()}
+        r, s = numbers if device == "cpu" else map(Array, numbers)
+        for _ in range(3):
+            found = grid.sum(text, r=("x", r), s=("y", s), **fields)
+            assert plain(found) == sum(wholes.values()).sum() + np.outer(*numbers).sum()
+            plain(r)[...] *= 2
+            numbers = (plain(r), numbers[1])
+    with halox.Grid(shape, comm=comm, device="cpu") as grid:
+        u = grid.ones(staggered=0, components=2)
+        faces = ("x", np.arange(shape[0] + 1))
+        assert grid.sum("u * r", u=u, r=faces) == 8 * faces[1].sum()
+        m = grid.mean(grid.scatter(wholes["f0"]), axis=0)
+        found = grid.norm("u - m", u=grid.scatter(wholes["f0"]), m=("y", m))
+        assert np.isclose(found, np.linalg.norm(wholes["f0"] - wholes["f0"].mean(0)))
+
+
 def test_only_documented_functions_are_possible(comm: MPI.Intracomm) -> None:
     with halox.Grid(4 * comm.size, comm=comm, device="cpu") as grid:
         u = grid.ones("f4")
@@ -170,6 +193,19 @@ BAD_TEXTS: list[tuple[str, dict[str, Any], str]] = [
     ("sin(w)", {"w": "c16"}, "complex"),
     ("w + 300", {"w": "u1"}, "300"),
     ("w ** w", {"w": "i8"}, "integer"),
+    ("e = u", {}, "no value"),
+    ("e += u\ne", {}, "e += u"),
+    ("for i in u: u\nu", {}, "for i"),
+    ("u.x = u\nu", {}, "u.x"),
+    ("a = b = u\na", {}, "a = b"),
+    ("e = u\ne + x", {}, "'x'"),
+    ("u = u + u\n" * 30 + "u", {}, "is too long"),
+    ("u * r", {"r": ("q", np.ones(6))}, "x, y"),
+    ("u * r", {"r": ("y", np.ones(5))}, "all 6"),
+    ("u * r", {"r": ("y", np.ones((6, 1)))}, "all 6"),
+    ("u * r", {"r": ("y", [1] * 6)}, "array of numpy"),
+    ("u * r", {"r": ("y",)}, "tuple"),
+    ("r", {"r": ("y", np.ones(6))}, "fields"),
 ]
 
 

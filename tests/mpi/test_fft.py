@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -341,6 +342,71 @@ def test_divisions_of_slabs_and_blocks(comm: World) -> None:
             assert fft.grid.proc_shape == (1, 4, 2) and " 3 transpose(s)" in repr(fft)
 
 
+@pytest.mark.ranks(1, 2, 3, 4, 6)
+@pytest.mark.usually(3, 4)
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axes", "components", "transposes"),
+    [
+        ((15, 13), (0, 1), (), 1),
+        ((9, 10, 11), (0, 1, 2), (2,), 1),
+        ((9, 10, 11), (2, 0), (), 0),
+        ((13, 3, 15), (2,), (), 0),
+        ((4, 5, 6), (0, 1, 2), (), 2),  # pencils of 6 ranks
+    ],
+)
+def test_a_shape_is_divided_for_the_fewest_transposes(
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    components: tuple[int, ...],
+    transposes: int,
+    real: bool,
+    comm: World,
+) -> None:
+    if comm.size == 1 or (shape == (4, 5, 6) and comm.size < 6):
+        transposes = min(transposes, comm.size - 1, 1)
+    with halox.FFT(shape, axes, real=real, comm=comm, device="cpu") as fft:
+        whole = np.random.default_rng(SEED).standard_normal((*components, *shape))
+        u = fft.physical.zeros("f8" if real else "c16", components=components)
+        u[...] = whole[..., *fft.physical.owned]
+        s = fft.forward(u)
+        function, first = np.fft.rfftn if real else np.fft.fftn, len(components)
+        wanted = function(whole, axes=[first + axis for axis in axes])[..., *fft.grid.owned]
+        assert agree(bool(np.allclose(s, wanted, atol=1e-11)), comm)
+        assert agree(bool(np.allclose(fft.backward(s), u, atol=1e-12)), comm)
+        assert f" {transposes} transpose(s)" in repr(fft) and "proc_shape" not in repr(fft)
+        assert len(fft.explain()) == transposes
+    with pytest.raises(ClosedError):
+        fft.physical.zeros()
+
+
+@pytest.mark.ranks(4, 6)
+@pytest.mark.usually(4)
+def test_a_division_of_more_transposes_warns_once(comm: World) -> None:
+    """Only for a grid without halo that halox has divided; `repr` tells it for others, too."""
+    shape, n = (24, 24, 24), comm.size
+
+    def warned(**options: Any) -> list[tuple[str, str]]:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            halox.Grid(shape, comm=comm, device="cpu", **options) as grid,
+        ):
+            warnings.simplefilter("always")
+            with halox.FFT(grid) as fft:
+                assert f"2 transpose(s) (1 with proc_shape=({n}, 1, 1))" in repr(fft)
+        return [(each.filename, str(each.message)) for each in caught]
+
+    assert warned(halo=1) == warned(halo=0, proc_shape=(n // 2, 2, 1)) == []
+    found = warned(halo=0)
+    assert len(found) == (comm.rank == 0)
+    for filename, text in found:
+        assert filename == __file__ and f"proc_shape=({n}, 1, 1)" in text and "FFT((24, " in text
+    assert warned(halo=0) == []
+    with warnings.catch_warnings(), halox.FFT(shape, comm=comm, device="cpu") as fft:
+        warnings.simplefilter("error")
+        assert fft.physical.proc_shape == (n, 1, 1)
+
+
 def test_wave_numbers(comm: World) -> None:
     shape = (12, 10, 14)
     with box(comm) as grid, halox.FFT(grid, (2, 0), real=True) as fft:
@@ -472,7 +538,19 @@ def into(make: Callable[[halox.FFT], Any]) -> Callable[[World], None]:
 
 
 TABLE: Table = {
-    "no grid": (lambda c: halox.FFT(3), HaloxError, "grid"),  # type: ignore[arg-type]
+    "no grid": (lambda c: halox.FFT("3"), HaloxError, "grid"),
+    "a shape that is none": (lambda c: halox.FFT((4, 0)), DecompositionError, "grid_shape"),
+    "an axis that a shape has not": (
+        lambda c: halox.FFT((8, 9), 2, comm=c, device="cpu"),
+        DecompositionError,
+        "axes",
+    ),
+    "ranks of a grid": (making(lambda c: {"comm": c}), HaloxError, "comm"),
+    "a shape, real on one rank >1": (
+        lambda c: halox.FFT((8, 9), comm=c, device="cpu", real=c.rank == 1),
+        MismatchError,
+        "real",
+    ),
     "fewer lines than ranks >2": (
         slabs(lambda n: (4 * n, n), proc_shape=(0, 1)),
         DecompositionError,
@@ -560,18 +638,16 @@ def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World)
 
 @pytest.mark.ranks(2, 3)
 def test_an_error_along_an_undivided_axis(comm: World) -> None:
-    """The transform needs no other rank, so that the error is raised on its rank alone, and no rank waits."""
+    """Although the transform needs no other rank, the error of one rank is an error on all ranks, at once."""
     with (
         halox.Grid((2 * comm.size, 6), proc_shape=(comm.size, 1), device="cpu", comm=comm) as grid,
         halox.FFT(grid, axes=1) as fft,
     ):
         u = fft.physical.ones("c16")
-        for _ in range(2):
-            try:
-                fft.forward(np.ones(3) if comm.rank == 0 else u)
-                caught = ""
-            except FieldError as error:
-                caught = str(error)
-            assert agree(bool(caught) == (comm.rank == 0), comm), caught
-            total = fft.grid.sum(fft.forward(u))
-            assert agree(abs(total - 12 * comm.size) < 1e-12, comm), total
+        wrong = np.ones(3) if comm.rank == 0 else u
+        with pytest.raises(FieldError, match="u must be"):
+            fft.forward(wrong)
+        total = fft.grid.sum(fft.forward(u))
+        assert agree(abs(total - 12 * comm.size) < 1e-12, comm), total
+        with pytest.raises(MismatchError if comm.rank else FieldError):
+            fft.grid.sum(fft.forward(wrong))

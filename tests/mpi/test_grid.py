@@ -14,7 +14,7 @@ from mpi4py import MPI
 from numpy.lib.stride_tricks import as_strided
 
 import halox
-from halox.errors import FieldError
+from halox.errors import FieldError, MismatchError
 from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 
@@ -347,6 +347,11 @@ def test_explain(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert sent == halo if grid.size == 1 else halo <= sent <= halo + corners
     assert str(report).count("\n") == len(report.rows) + 1
     assert report.as_dict()["rank"] == comm.rank
+    if comm.size > 1:  # the error names the method if only one rank knows the plan
+        other = grid.zeros()
+        with pytest.raises(MismatchError, match="explain"):
+            grid.explain(u if comm.rank == 0 else other)
+            grid.exchange(u)
 
 
 @pytest.mark.usually(2)

@@ -179,13 +179,17 @@ def of_exchanges(b: Bench) -> dict[str, Call]:
     }
     return reductions | {
         "exchange": call(
-            lambda field, corners: g.exchange(field, corners=corners), field=Fresh(), corners=True
+            lambda field, **o: g.exchange(field, **o), field=Fresh(), corners=True, axes="x"
         ),
         "accumulate": call(
-            lambda field, corners: g.accumulate(field, corners=corners), field=Fresh(), corners=True
+            lambda field, **o: g.accumulate(field, **o), field=Fresh(), corners=True, axes="x"
         ),
         "plan": call(
-            closing(lambda field, **o: g.plan(field, **o)), field=Fresh(), corners=True, path="host"
+            closing(lambda field, **o: g.plan(field, **o)),
+            field=Fresh(),
+            corners=True,
+            axes=("x", 1),
+            path="host",
         ),
         "explain": call(lambda field: str(g.explain(field)), field=Fresh()),
         "measure": call(b.plan.measure, repeats=1),

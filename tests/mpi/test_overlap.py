@@ -250,6 +250,7 @@ BAD: dict[str, tuple[Callable[[halox.Grid, Any], object], str]] = {
         lambda grid, u: grid.plan(u, every=2, corners=False),
         "every",
     ),
+    "several steps along one axis": (lambda grid, u: grid.plan(u, every=2, axes="x"), "every"),
     "numbers of steps that differ between ranks": (
         lambda grid, u: grid.plan(u, every=1 + grid.rank),
         "every",

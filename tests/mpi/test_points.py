@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ClosedError, FieldError, HaloxError, MismatchError
+from halox.errors import ClosedError, FieldError, HaloxError, MismatchError, StateError
 from tests.mpi.bad_input import Table, check_error
 from tests.mpi.conftest import agree
 
@@ -205,6 +205,57 @@ def test_the_halo_is_that_of_the_field(comm: MPI.Intracomm) -> None:
         assert agree(grid.sum(faces) == 11, comm)
 
 
+def test_records_have_the_rows_of_get(comm: MPI.Intracomm) -> None:
+    """Fields of two layouts and dtypes, whose arrays are swapped, at points in and between cells; several chunks."""
+    rng = np.random.default_rng(9)
+    between = np.minimum(sixteenths(rng, 6, (20, 3)), np.array(SHAPE) - 1)
+    with halox.Grid(SHAPE, halo=1, boundary="edge", device="cpu", comm=comm) as grid:
+        for indices in (between, np.floor(between), between[:1], between[:0]):
+            points = halox.Points(grid, indices)
+            u, old, wind = (
+                grid.random(1),
+                grid.random(2),
+                grid.random(3, dtype="f4", components=(2, ..., 3)),
+            )
+            fortran = np.asfortranarray(wind)
+            right: list[list[Any]] = [[], []]
+            for step in range(150):
+                for field in (u, wind):
+                    grid.exchange(field)
+                fortran[...] = wind
+                points.record(u, fortran if step % 2 else wind)
+                if step % 10 == 0:
+                    right[0].append(points.get(u))
+                    right[1].append(points.get(wind))
+                u, old = old, u
+                u += step
+                wind *= 1.01
+            found = points.collect(root=comm.size - 1)
+            if agree((found is None) != (comm.rank == comm.size - 1), comm) and found is not None:
+                for values, rows in zip(found, right, strict=True):
+                    assert len(values) == 150 and values[::10].tobytes() == np.array(rows).tobytes()
+            points.record(u)
+            points.record(u)
+            again = points.collect()
+            assert agree(again.tobytes() == 2 * points.get(u).tobytes(), comm), "on all ranks"
+
+
+def test_records_of_structs_and_other_fields(comm: MPI.Intracomm) -> None:
+    """A step that raises is not recorded."""
+    with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+        points = halox.Points(grid, [(7, 5), (0, 0), (4, 3)])
+        s = grid.zeros([("a", "i1"), ("b", "f8")])
+        grid.interior(s)["b"] = 10 * grid.indices()[0] + grid.indices()[1]
+        points.record(s)
+        for others in ((s, s), (grid.zeros(),), (grid.zeros(s.dtype, halo=2),), ()):
+            with pytest.raises(FieldError, match="fields"):
+                points.record(*others)
+        found = points.collect()
+        assert agree(found["b"].tolist() == [[75, 0, 43]] and found.dtype == s.dtype, comm)
+        points.record(grid.ones(), grid.ones("i4"))
+        assert agree([each.tolist() for each in points.collect()] == [[[1] * 3]] * 2, comm)
+
+
 def test_one_root(comm: MPI.Intracomm) -> None:
     with halox.Grid((9,), device="cpu", comm=comm) as grid:
         points = halox.Points(grid, [3, 8])
@@ -277,6 +328,8 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "a field of one parity": (lambda g, p, u, rank: p.get(g.ones(parity="odd")), "all"),
     "a root out of range": (lambda g, p, u, rank: p.get(u, root=-1), "root"),
+    "a root of records": (lambda g, p, u, rank: (p.record(u), p.collect(root=99)), "root"),
+    "a record outside": (lambda g, p, u, rank: halox.Points(g, [(8.5, 1)]).record(u), "8.5"),
     "sources of unlike lengths": (lambda g, p, u, rank: p.add(u, [[1], [2, 3]]), "broadcasts"),
     "sources of another number": (lambda g, p, u, rank: p.add(u, [1, 2, 3]), "broadcasts"),
     "complex sources in a real field": (lambda g, p, u, rank: p.add(u, 1j), "cannot be added"),
@@ -289,6 +342,10 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
 MISMATCHES: dict[str, tuple[Any, str]] = {
     "unlike points": (lambda g, p, u, rank: halox.Points(g, [(rank, 1)]), "indices"),
     "unlike dtypes": (lambda g, p, u, rank: p.get(u.astype("f4") if rank else u), "field"),
+    "unlike steps": (
+        lambda g, p, u, rank: ([p.record(u) for _ in range(1 + rank)], p.collect()),
+        "steps",
+    ),
     "unlike roots": (lambda g, p, u, rank: p.get(u, root=rank), "root"),
 }
 TABLE: Table = {
@@ -297,6 +354,7 @@ TABLE: Table = {
         f"{name} >1": (on_grid(call), MismatchError, word)
         for name, (call, word) in MISMATCHES.items()
     },
+    "no record": (on_grid(lambda g, p, u, rank: p.collect()), StateError, "record"),
     "points without a grid": (lambda _: halox.Points((8, 6), [(1, 1)]), HaloxError, "grid"),  # type: ignore[arg-type]
 }
 

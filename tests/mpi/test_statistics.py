@@ -77,6 +77,10 @@ def wrong_numbers(grid: halox.Grid, dtype: str, layout: dict[str, Any]) -> list[
         assert total.dtype == grid.sum(u).dtype
         results.append((f"sum over {axis}", total, whole.sum(axis=over, dtype=total.dtype)))
         results.append((f"mean over {axis}", mean, wide.mean(axis=over)))
+        for name in ("min", "max") if "c" not in dtype else ():
+            extreme = getattr(grid, name)(u, axis=axis)
+            assert extreme.dtype == dtype
+            results.append((f"{name} over {axis}", extreme, getattr(whole, name)(axis=over)))
     if "c" not in dtype:
         for name in ("argmin", "argmax"):
             index = np.unravel_index(getattr(np, name)(whole), whole.shape)
@@ -86,6 +90,17 @@ def wrong_numbers(grid: halox.Grid, dtype: str, layout: dict[str, Any]) -> list[
 
 def same(found: Any, right: Any) -> bool:
     return np.shape(found) == np.shape(right) and np.allclose(found, right, rtol=1e-13, atol=1e-15)
+
+
+def test_extremes_over_axes_of_nan_and_infinity(comm: MPI.Intracomm) -> None:
+    whole = np.arange(48.0).reshape(8, 6)
+    whole[0, 1], whole[:, 2], whole[7, 3] = np.nan, -np.inf, np.inf
+    with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+        u = grid.scatter(whole)
+        for name in ("min", "max"):
+            for axis in (0, 1):
+                found, right = getattr(grid, name)(u, axis=axis), getattr(whole, name)(axis=axis)
+                assert agree(np.array_equal(found, right, equal_nan=True), comm)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e9])
@@ -247,6 +262,8 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
         "axis",
     ),
     "sums over axes into an array": (lambda g, u, rank: g.sum(u, np.zeros(8), axis=1), "out"),
+    "extremes over axes of expressions": (lambda g, u, rank: g.max("u", axis=1, u=u), "axis"),
+    "extremes over axes of complex numbers": (lambda g, u, rank: g.min(u + 1j, axis=1), "min"),
     "the smallest of complex numbers": (lambda g, u, rank: g.argmin(u + 1j), "argmin"),
     "a wrong shape on one rank": (lambda g, u, rank: g.std(u if rank else u[1:]), "shape"),
     "a histogram of NaN without a range": (lambda g, u, rank: g.histogram(u * np.nan), "range"),
@@ -258,6 +275,7 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
 }
 MISMATCHES: dict[str, tuple[Any, str]] = {
     "sums over unlike axes": (lambda g, u, rank: g.sum(u, axis=rank % 2), "axis"),
+    "extremes of unlike kinds": (lambda g, u, rank: (g.min, g.max)[rank % 2](u, axis=0), "op"),
     "a sum over an axis on some ranks": (
         lambda g, u, rank: g.mean(u, axis=0 if rank else None),
         "different calls",

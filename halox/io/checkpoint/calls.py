@@ -11,7 +11,6 @@ from halox.errors import FieldError
 from halox.io.checkpoint import arguments, npy
 from halox.io.checkpoint.arguments import CallerField, Progress
 from halox.io.checkpoint.bucket import BucketPath
-from halox.io.checkpoint.fields import spec_text
 from halox.io.checkpoint.loading import LOADING, Loaded, load_group
 from halox.io.checkpoint.saving import SAVING, Request, save_group
 from halox.io.checkpoint.store import codecs_of, load_tensorstore
@@ -135,5 +134,5 @@ def compared(
     path: Path | BucketPath, fields: dict[str, CallerField], **more: object
 ) -> dict[str, object]:
     """Return the arguments that must be the same on all ranks."""
-    kinds = {name: f"{f.described.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
+    kinds = {name: f"{f.described.dtype} {f.layout.spec.of_cells}" for name, f in fields.items()}
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}

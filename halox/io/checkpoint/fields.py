@@ -253,11 +253,6 @@ def array_metadata(
     }
 
 
-def spec_text(spec: FieldSpec) -> str:
-    """Return the text of a layout's properties that affect a checkpoint, to compare between ranks."""
-    return str((spec.components_before, spec.components_after, spec.staggered, spec.parity))
-
-
 def dtype_text(dtype: DType) -> Any:
     """Return a dtype as a JSON value, including offsets and padding of structured dtypes.
 

@@ -184,9 +184,8 @@ class Replacement:
         """Name the old contents as the latest of the kept ones, and remove the oldest."""
         free = (n for n, name in enumerate(self._kept) if not os.path.lexists(name))
         last = next(free, len(self._kept) - 1)
-        oldest = beside(
-            self._path, f"{uuid4().hex}.partial"
-        )  # the next run removes it, if this one dies
+        # The next run removes it, if this one dies.
+        oldest = beside(self._path, f"{uuid4().hex}.partial")
         with suppress(FileNotFoundError):
             os.rename(self._kept[last], oldest)
         for n in range(last, 0, -1):

@@ -28,7 +28,6 @@ from halox.io.checkpoint.folder import Replacement, check_exists, identity_of
 from halox.io.checkpoint.loading import LOADING, Loaded, Reading, new_field
 from halox.io.checkpoint.moving import Failure, collect, distribute
 from halox.io.checkpoint.saving import SAVING, Meter, checked, replacing
-from halox.io.gather_scatter import components_of
 from halox.io.message_queue import as_bytes
 from halox.io.regions import Cut
 from halox.io.staging import owned_cells
@@ -109,7 +108,7 @@ def load(
             shape, dtype, begin = _header_of(file, path)
             if not into:
                 call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
-                return dtype, begin, dict(components_of(shape, domain, str(path), call))
+                return dtype, begin, dict(domain.layouts.of_whole(shape, str(path), call))
             if into[name].described.dtype != dtype:
                 raise FieldError(
                     f"{name}: dtype {dtype} in {path}, {into[name].described.dtype} in the field; give a field "

@@ -34,7 +34,7 @@ from halox.io.checkpoint import arguments, records
 from halox.io.checkpoint.arguments import CallerField
 from halox.io.checkpoint.calls import SaveOptions, compared, request_of
 from halox.io.checkpoint.chunks import ShardGrid
-from halox.io.checkpoint.fields import StoredField, spec_text
+from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.io.checkpoint.moving import collect, start_write
 from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
@@ -120,13 +120,17 @@ class Output(Closing):
     Raises
     ------
     FieldError
-        If a field does not fit the grid, or an argument is malformed.
+        If a field does not fit the grid, or an argument is malformed; in `append`, if ``time`` does not increase, or an
+        array has another dtype or layout than the field.
     MismatchError
         If arguments differ between ranks.
     CheckpointError
         If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
         is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
-        or compressors (with "a").
+        or compressors (with "a"). In methods: if a record could not be written, on any rank. The output then accepts no
+        further records; it has all records that were complete.
+    ClosedError
+        If the output or its grid is closed.
     MissingPackageError
         If tensorstore is not installed.
 
@@ -337,14 +341,6 @@ class Output(Closing):
         time : float
             Time of the record; larger than the time of the last one.
 
-        Raises
-        ------
-        FieldError
-            If ``time`` is not a number that increases, or an array has another dtype or layout than the field.
-        CheckpointError
-            If an earlier record could not be written, on any rank. The output then accepts no further records; it has
-            all records that were complete.
-
         Notes
         -----
         Collective. Returns when the cells have been copied, so that the fields may be changed. Waits only if more than
@@ -389,13 +385,6 @@ class Output(Closing):
     def wait(self) -> None:
         """Wait until all records are complete and on disk.
 
-        Raises
-        ------
-        CheckpointError
-            If a record could not be written, on any rank.
-
-        Notes
-        -----
         Collective; blocks. Afterwards, programs that open a single array see all records, too.
         """
         self._check_open()
@@ -476,7 +465,7 @@ class Output(Closing):
             for what, mine, other in (
                 ("dtype", known.described.dtype, new.described.dtype),
                 ("whole shape", known.layout.global_shape, new.layout.global_shape),
-                ("layout", spec_text(known.layout.spec), spec_text(new.layout.spec)),
+                ("layout", known.layout.spec.of_cells, new.layout.spec.of_cells),
             ):
                 if mine != other:
                     raise FieldError(

@@ -14,7 +14,7 @@ import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.packing.blocking import Move, blocked
-from halox.packing.host import common_views, element_view
+from halox.packing.host_views import common_views, element_view
 from halox.paths.base import Job
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Located

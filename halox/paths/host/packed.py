@@ -11,7 +11,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
-from halox.packing.host import HostPacker, View, block_view, common_views, element_view
+from halox.packing.host import HostPacker
+from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.paths.base import Build, Channel, ChannelMessages, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
@@ -36,7 +37,8 @@ def places_of(
 ) -> list[PartView] | None:
     """Return the places of parts: of words to copy, or with ``values`` of elements to add to.
 
-    They are the same in all arrays of these layouts. None unless the blocks of all parts are regular.
+    They are the same in all arrays of these layouts. None unless the blocks of all parts are regular, as they are in
+    accumulations.
     """
     places = []
     for part in parts:
@@ -44,10 +46,8 @@ def places_of(
         if strided is None:
             return None
         if values:
-            uniform = part.datatype.uniform
-            if uniform is None or uniform.kind not in "iufc" or strided.overlaps:
-                return None
-            view = element_view(strided, uniform)
+            assert part.datatype.uniform is not None
+            view = element_view(strided, part.datatype.uniform)
         else:
             view = block_view(strided)
         places.append(_in_memory(part, view, arrays))
@@ -80,9 +80,9 @@ def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list
 
 
 def add_all(moves: Sequence[Move]) -> None:
-    """Add the sources of some moves to their targets, in sequence."""
+    """Add the sources of some moves to their targets, in sequence; shapes differ across folds."""
     for target, source in moves:
-        np.add(target, source, target)
+        np.add(target, source.reshape(target.shape), target)
 
 
 _Rows = list[list[Move]] | list[Calls]
@@ -243,11 +243,9 @@ def _packed(
 
 def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[Calls, Calls]]:
     """Return for each slot the calls that pack messages, and the calls that unpack them."""
-    unpack = "adding" if job.operation == "add" else "unpacking"
     packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
-    unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
-    cleared = clearing(job)
-    return [(first + cleared, then) for first, then in zip(packs, unpacks, strict=True)]
+    unpacks = _by_slot(job, job.receives, buffers.incoming, "unpacking")
+    return [*zip(packs, unpacks, strict=True)]
 
 
 def _by_slot(
@@ -263,11 +261,6 @@ def _by_slot(
         ]
         for row in rows
     ]
-
-
-def clearing(job: Job) -> Calls:
-    """Return calls that set the job's ``cleared`` parts to zero."""
-    return [packer_of(job, part).unpacking(np.zeros(part.nbytes, np.uint8)) for part in job.cleared]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:

@@ -67,10 +67,6 @@ class NcclPath(Path):
             offers.append(self.candidate("parts", why))
         return offers
 
-    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return the condition for sends of separate parts."""
-        return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
-
     def carries_copies(self, job: Job, copies: Job) -> bool:
         is_copy = bool(job.sends) and job.operation == "copy"
         return is_copy and all(part.strided is not None for pair in copies.pairs() for part in pair)

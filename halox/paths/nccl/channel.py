@@ -160,7 +160,8 @@ class NcclChannel(StreamChannel, MovableChannel):
             [launch for launches in around for launch in launches.stages]
             for around in (self._before, self._after)
         )
-        self._steps = [*self._begin, *before, self._group, *self._end, *after]
+        self._packing = [*self._begin, *before]
+        self._sending = [self._group, *self._end, *after]
 
     def check(self) -> None:
         """Refuse the capture of a loop: NCCL may add nodes for the host."""
@@ -171,8 +172,17 @@ class NcclChannel(StreamChannel, MovableChannel):
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        for step in self._steps:
+        for step in self._packing:
             step(pointer)
+        if is_concurrent:
+            self._runtime.eventRecord(self._side.before.ptr, pointer)
+        for step in self._sending:
+            step(pointer)
+
+    def start_copied(self) -> None:
+        self.start()
+        # Packing also copies within the rank.
+        self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.before.ptr)
 
     def close(self) -> None:
         """Wait for the last exchange; warn of a mismatch that was not raised."""
@@ -191,7 +201,7 @@ def _marked(
     mark: Mark | None, packed: Sequence[object], device: int
 ) -> list[Callable[[int], None]]:
     """Return the launch that sets a mark, if there is a mark and no kernel sets it."""
-    return [] if mark is None or packed else [MarkLaunch(mark, device).launch]
+    return [] if mark is None or packed else [MarkLaunch(mark, device).at]
 
 
 def run_of(part: Part) -> int | None:

@@ -48,6 +48,7 @@ class PeerChannel(StreamChannel):
         self._clear = clearing_of(agreed.job, agreed.device)
         self._unbuffered.after.extend(self._clear)
         self._buffered: LaunchSet | None = None
+        self._leaves_copies = False
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
 
@@ -75,6 +76,14 @@ class PeerChannel(StreamChannel):
         ):
             launches.bind(view)
 
+    def start_copied(self) -> None:
+        current = self._current
+        self._leaves_copies = current.copies is not None
+        self.start()
+        self._leaves_copies = False
+        if current.copies is not None:
+            current.copies.launch(self._current_stream().ptr)
+
     def _enter(self, stream: Stream, is_concurrent: bool) -> None:
         if self._failed[0]:
             self._failure.was_raised = True
@@ -85,9 +94,11 @@ class PeerChannel(StreamChannel):
         current = self._current
         for part in current.before:
             part.launch(pointer)
-        (current.concurrent if is_concurrent else current.alone).launch(pointer)
+        beside = current.remote if self._leaves_copies else current.concurrent
+        (beside if is_concurrent else current.alone).launch(pointer)
         for part in current.after:
-            part.launch(pointer)
+            if part is not current.copies or not self._leaves_copies:
+                part.launch(pointer)
 
     def close(self) -> None:
         """Wait for the last launch; warn if an exchange has failed since the last call.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +65,13 @@ EXCHANGE = np.dtype(
         ("send_chunks", "u4"),
         ("chunks", "u4"),
         ("send_blocks", "u4"),
-        ("unused", "u4"),
+        ("parts", "u4"),
         ("shift", "u8", (MOST_SHIFTS,)),
     ]
 )
 """Second parameter of the kernel, as in ``peer.cu``."""
 _SHIFTS_AT = EXCHANGE.itemsize - 8 * MOST_SHIFTS
+_NO_COPIES, _ONLY_COPIES = 1, 2  # values of "parts"
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,14 @@ class LaunchSet:
 
     alone: PreparedLaunch  # the kernel for an exchange without other work at the same time
     concurrent: PreparedLaunch  # the kernel for an exchange beside other work: fewer blocks
+    remote: PreparedLaunch  # the same without the copies within the rank
+    copies: Any  # the launch of these copies alone, None if there are none
     before: list[ArrayLaunches]
     after: list[ArrayLaunches]
 
     def shift(self, shifts: Sequence[int]) -> None:
         """Shift the arrays of the kernel's table, modulo 2**64, by multiples of the longest word, from now on."""
-        for launch in (self.alone, self.concurrent):
+        for launch in filter(None, (self.alone, self.concurrent, self.remote, self.copies)):
             known = (ctypes.c_uint64 * MOST_SHIFTS).from_buffer(launch.args[1], _SHIFTS_AT)
             for number, shift in enumerate(shifts, 1):
                 known[number] = shift
@@ -244,7 +248,8 @@ class Negotiation:
         n = len(self._sends)
         launches = self._launches([], buffered[:n], buffered[n:])
         if self._copies.sends:
-            launches.after.append(copying(self._copies, [*self._copies.pairs()], self.device))
+            launches.copies = copying(self._copies, [*self._copies.pairs()], self.device)
+            launches.after.append(launches.copies)
         return launches
 
     def _launches(
@@ -299,7 +304,9 @@ class Negotiation:
             segments += _segments_of(end, common, base, flags, packed=0)
         return segments
 
-    def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
+    def _prepare(
+        self, planned: PeerPlan
+    ) -> tuple[PreparedLaunch, PreparedLaunch, PreparedLaunch, PreparedLaunch | None]:
         runtime = cupy().cuda.runtime
         parameter = planned.table
         table_bytes = 0 if planned.inline else rounded_up(parameter.nbytes, _ALIGNMENT)
@@ -330,8 +337,8 @@ class Negotiation:
         exchange["send_chunks"], exchange["chunks"] = planned.send_chunks, planned.chunks
         exchange["segments"] = len(planned.segments)
 
-        def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
-            exchange["send_blocks"] = send_blocks
+        def launch(send_blocks: int, blocks: int, parts: int = 0) -> PreparedLaunch:
+            exchange["send_blocks"], exchange["parts"] = send_blocks, parts
             return PreparedLaunch(
                 kernel("peer", "peer_exchange", self.device, planned.defines),
                 blocks,
@@ -346,7 +353,12 @@ class Negotiation:
 
         shape = planned.send_blocks, planned.blocks
         first = launch(*shape)
-        return first, first if planned.concurrent == shape else launch(*planned.concurrent)
+        second = first if planned.concurrent == shape else launch(*planned.concurrent)
+        if Kind.COPY not in planned.segments["kind"]:
+            return first, second, second, None
+        remote = launch(*planned.concurrent, _NO_COPIES)
+        exchange["peer_count"] = 0  # copies alone signal nothing
+        return first, second, remote, launch(shape[0], shape[0], _ONLY_COPIES)
 
     @staticmethod
     def _upload(pointer: int, data: npt.NDArray[np.generic]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from halox.decomposition import FieldLayout, exchange_regions
+from halox.decomposition import FieldLayout
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
@@ -38,9 +38,11 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(i8="state flags copies failure limit_ns cells component_stride")
+_WORDS = _members(
+    i8="state flags copies failure limit_ns carry component_stride row", i4="row_low row_high"
+)
 _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
-_AXIS = _members(u4="stride", i4="extent begin low high end near far")
+_AXIS = _members(u4="stride", i4="begin low high end far near inner")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 
@@ -48,7 +50,10 @@ Field: TypeAlias = tuple[Described, FieldLayout]
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
     arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
-    return np.dtype([*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
+    return np.dtype(
+        [*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,)), ("extent", "i4", (ndim,))],
+        align=True,
+    )
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -58,7 +63,8 @@ def device_header(*, debug: bool = False) -> str:
     ----------
     debug : bool
         Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
-        another size is left out, and the next use of `Plan.device_handle` or call of the plan raises `FieldError`.
+        another size is left out, and the next use of `Plan.device_handle` or call of the plan raises `FieldError`,
+        also after steps that did not call ``wait`` once for each owned cell.
 
     Returns
     -------
@@ -91,14 +97,15 @@ def make_stores(context: Context, *given: Any) -> StoreChannel:
 class StoreChannel(Channel):
     """State, flags and tables of a plan's kernels on this rank; a channel only for its end with the plan.
 
-    ``read`` and ``arrays`` are the fields of the plan, ``routes`` the peer, path and reason of each message. Raises
+    ``read`` and ``arrays`` are the fields of the plan, ``regions`` those of its exchange, and ``routes`` the peer, path
+    and reason of each message. Raises
     `FieldError` if kernels cannot store to a field, and `PathError` if a message does not take the peer path.
     """
 
     needs_host = False
 
     def __init__(
-        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Any
+        self, context: Context, read: Sequence[Field], regions: Any, arrays: Any, routes: Any
     ) -> None:
         self._world, self._arrays = context.world, arrays
         self._fields, layout = [described for described, _ in read], read[0][1]
@@ -118,9 +125,7 @@ class StoreChannel(Channel):
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
-        regions = [
-            region for region in exchange_regions(layout, corners) if region.send or region.recv
-        ]
+        regions = [region for region in regions if region.send or region.recv]
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
         self._cut = cut = slice(first, first + layout.spec.ndim)
@@ -185,24 +190,33 @@ class StoreChannel(Channel):
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
-        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
-        cells = _waiting_cells(axes, waited)
+        last = len(self._strides) - 2
+        side = 3**last  # the direction to the low side of the last axis; 2 * side to the high side
+        alone = not waited >> side
+        axes = [self._axis(axis, alone and axis == last) for axis in range(last + 1)]
+        stride, begin, low, high, end, *_ = axes[last]
+        row_low = low if alone and stored >> side & 1 else begin
+        row_high = high if alone and stored >> 2 * side & 1 else end
+        carry = (1 << 32) - _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
+        more = carry, self._strides[0], stride * (end - begin), row_low, row_high
         self.argument = np.array(
-            (*words, cells, self._strides[0], *arrays, *counts, axes), argument_dtype(len(axes))
+            (*words, *more, *arrays, *counts, axes, shape[self._cut]), argument_dtype(len(axes))
         )
         self.argument.flags.writeable = False
         return self
 
-    def _axis(self, axis: int) -> tuple[int, ...]:
-        """Return an axis as ``halo.cu`` has it."""
+    def _axis(self, axis: int, alone: bool) -> tuple[int, ...]:
+        """Return an axis as ``halo.cu`` has it; ``alone`` along it, the rank waits for no other rank."""
         decomposition = self._layout.decomposition
         along = self._layout.along(axis, decomposition.coords_of(self._world.rank)[axis])
         (begin, size), (high, _), (_, low) = along.sent()
         _, (end, above), (_, below) = along.received()
         assert end == begin + size
-        near, far = begin + max(low, below), min(high, end - above)
-        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
+        near = begin if alone else begin + max(low, below)
+        far = end if alone else min(high, end - above)
+        sides = begin, begin + low, high, end, far, near
+        return self._strides[1 + axis], *sides, max(far - near, 0)
 
     def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
@@ -229,6 +243,7 @@ class StoreChannel(Channel):
                 16: f"stored to field {index}, and the plan has {most}",
                 17: f"stored to component {index}, and the fields have {most}",
                 18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
+                19: "did not call halo.wait once for each owned cell in this step or the last",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
             wrong = f"plan.device_handle: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
@@ -266,16 +281,12 @@ def _number(direction: Sequence[int]) -> int:
 def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
     """Return the number of owned cells that wait for a direction of a mask, or are the first cell."""
     codes = []
-    for _, _, begin, _, _, end, near, far in axes:
+    for _, begin, _, _, end, far, near, _ in axes:
         cells = np.arange(begin, end)
         codes.append((cells < near) + 2 * (cells >= far))
     counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0
-    digits = (
-        (0,),
-        (0, 1),
-        (0, 2),
-        (0, 1, 2),
-    )  # of the directions to no side, the low side, the high side, both
+    # Of the directions to no side, the low side, the high side, both.
+    digits = (0,), (0, 1), (0, 2), (0, 1, 2)
     for sides in product(range(4), repeat=len(axes)):
         found = product(*(digits[side] for side in sides))
         if any(waited >> sum(n * 3**k for k, n in enumerate(number)) & 1 for number in found):

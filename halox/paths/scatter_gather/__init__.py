@@ -166,7 +166,6 @@ class ScatterGatherPath(Path):
         return True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the protocols that can access both ends."""
         if ends.selection.operation == "add":
             return "accumulate needs a copy"
         if not ends.are_near:
@@ -209,23 +208,6 @@ class ScatterGatherPath(Path):
                 f"ranks {a} and {b} are on different nodes, where mlx5_umr alone works, and {why}"
             )
         return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
-
-    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why a protocol cannot work between two ranks."""
-        a, b = ends.sender, ends.receiver
-        if protocol == MLX5_UMR and ends.are_near:
-            return (
-                f"mlx5_umr is for different nodes, and ranks {a.rank} and {b.rank} are on the same"
-            )
-        if protocol != MLX5_UMR and not ends.are_near:
-            return (
-                f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
-            )
-        if protocol == COPY_ENGINE:
-            return ends.host_reason
-        if protocol == PROCESS_VM and "gpu" in (a.memory, b.memory):
-            return "process_vm copies NumPy arrays, and one end's is on a GPU"
-        return None
 
     def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the copy engine if the arrays of either end can be mapped."""
@@ -291,7 +273,6 @@ class ScatterGatherPath(Path):
         return make_channel(build.world, job, keys, context.device_arena)
 
     def channels(self, build: Build, agreed: dict[str, Any]) -> Sequence[ChannelMessages]:
-        """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)
             for name, channel in agreed.items()

@@ -115,7 +115,6 @@ class CopyChannel(InPlaceChannel):
             undo.pop_all()
 
     def records(self) -> dict[int, CopyRecord]:
-        """Return this rank's description for each peer."""
         ends: dict[int, dict[tuple[str, int], MappedBlocks]] = {}
         for m in self._moved_by_peer:
             ends.setdefault(m.peer, {})[m.direction, m.tag] = self._mapped(m)
@@ -178,7 +177,6 @@ class CopyChannel(InPlaceChannel):
         return PreparedCopies(boxes_of(blocks), self._arena.device)
 
     def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
         self.close()
         self.free()
 
@@ -254,7 +252,6 @@ class CopyChannel(InPlaceChannel):
         self._transfers = []
 
     def free(self) -> None:
-        """Release the events and the flags."""
         super().free()
         self._flags.free()
         self._events.release(self._numbers)
@@ -280,5 +277,4 @@ def make_channel(
 
 
 def _is_mover(message: Message, direction: Direction) -> bool:
-    """Whether this rank moves a message."""
     return (message.direction == "send") == (direction == "put")

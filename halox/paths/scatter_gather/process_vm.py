@@ -97,22 +97,18 @@ class ProcessVmChannel(InPlaceChannel):
         return self
 
     def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
         self.close()
         self.free()
 
     def views(self, memories: Sequence[memoryview]) -> Bases:
-        """Return the addresses of other arrays."""
         return tuple(
             [address_of(memory) + n for memory, n in zip(memories, self._origins, strict=True)]
         )
 
     def bind(self, views: Bases) -> None:
-        """Use the arrays at some addresses."""
         self._bases = views
 
     def run(self) -> None:
-        """Let the peers access this rank's arrays."""
         for n, base in enumerate(self._bases):
             self._words[n] = base
         super().run()

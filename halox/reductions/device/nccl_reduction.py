@@ -213,8 +213,8 @@ class NcclHierarchicalReduction:
             watches.append(watch)
             # A launch marks the start of a call, except without a time limit, or if the copy sets the mark.
             marks = [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, device)]
-            self._begin = [mark.launch for mark in marks]
-            self._end = MarkLaunch(watch.end, device).launch
+            self._begin = [mark.at for mark in marks]
+            self._end = MarkLaunch(watch.end, device).at
 
         try:
             name = ranks.connect(world, targets, sources)

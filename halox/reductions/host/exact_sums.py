@@ -58,9 +58,8 @@ class ExactSum:
         if plus or minus:
             return inf if plus else -inf
         try:
-            return self._units / (
-                1 << -_LEAST_EXPONENT
-            )  # Python rounds quotients of integers correctly
+            # Python rounds quotients of integers correctly.
+            return self._units / (1 << -_LEAST_EXPONENT)
         except OverflowError:
             return inf if self._units > 0 else -inf
 

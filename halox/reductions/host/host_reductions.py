@@ -13,7 +13,7 @@ import numpy as np
 
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError, as_halox_error, raising
-from halox.reductions.cells import Cells, cells_of
+from halox.reductions.cells import Cells, Profile, cells_of
 from halox.reductions.expressions import Request, returning, typed
 from halox.reductions.field_operations import find_field_operation
 from halox.reductions.host.cell_sums import ends, moments, place
@@ -113,12 +113,16 @@ class HostReduction:
         if not all(type(cells.field) is np.ndarray for _, cells in fields):
             return None
         world, run = self._world, self.__call__
-        places = [(place, cells.layout.interior) for place, cells in fields]
+        places = [
+            (place, cells.layout.interior, cells.view_of if isinstance(cells, Profile) else None)
+            for place, cells in fields
+        ]
 
         def launch(arguments: Sequence[Any]) -> Any:
             views = []
-            for at, interior in places:
-                views.append(arguments[at][interior])
+            for at, interior, of_profile in places:
+                given = arguments[at]
+                views.append(given[interior] if of_profile is None else of_profile(given[1]))
             with world.guard:
                 world.begin(name)
                 scalars: Sequence[Array] = ()

@@ -128,8 +128,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     except Exception as error:  # NumPy raises several types
         why = shortened(str(error))
         raise FieldError(
-            f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
-            f"{_wider(given, dtype)}"
+            f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value or dtype"
         ) from None
     try:
         np.broadcast_to(array, shape)
@@ -144,15 +143,6 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
             f"value: its shape {array.shape} does not broadcast to the field's {shape}; give one number, {remedy}"
         ) from None
     return array
-
-
-def _wider(value: object, dtype: DType) -> str:
-    """Return a dtype, as text, that holds a value and all values of ``dtype``; empty if NumPy has no such dtype."""
-    try:
-        wider = np.result_type(np.asarray(value).dtype, dtype)
-    except (TypeError, ValueError):  # no array, or dtypes without a common dtype
-        return ""
-    return repr(str(wider)) if wider.kind in "iufc" and wider != dtype else ""
 
 
 def fill(array: XArray, value: Array | None) -> None:

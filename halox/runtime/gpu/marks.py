@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import stream_pointer
 
 _MOST_THREADS = 256
 
@@ -54,6 +53,3 @@ class MarkLaunch:
         function = kernel("mark", "mark", device)
         threads = max(1, min(mark.messages, _MOST_THREADS))
         self.at = PreparedLaunch(function, 1, threads, mark.arguments, device=device).launch
-
-    def launch(self, stream: Any = None) -> None:
-        self.at(stream_pointer(stream))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.errors import DeviceError, FieldError
+from halox.errors import DeviceError
 from halox.runtime.arrays import DType, span
 from halox.runtime.dlpack import Array
 from halox.runtime.gpu.cuda import cupy
@@ -157,8 +157,6 @@ def pinned(nbytes: int) -> PinnedBuffer:
     Kernels that use the memory must have ended before its last array is dropped. Raises `DeviceError` without a GPU,
     or if the memory cannot be allocated.
     """
-    if nbytes < 0:
-        raise DeviceError(f"nbytes: got {nbytes}, must not be negative")
     with _as_device_error(f"cannot page-lock {nbytes} bytes of host memory"):
         return PinnedBuffer(_Pages(nbytes), nbytes)
 
@@ -166,15 +164,9 @@ def pinned(nbytes: int) -> PinnedBuffer:
 def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
     """Page-lock and map host memory of another owner, such as shared memory; may block until the GPU is idle.
 
-    ``array`` must be one-dimensional, contiguous and of dtype uint8, otherwise a `FieldError` is raised. The buffer
-    keeps ``array`` alive until it is closed. Raises `DeviceError` without a GPU, or if CUDA cannot lock the memory, for
-    example because it is already registered.
+    The buffer keeps ``array``, one-dimensional and contiguous, alive until it is closed. Raises `DeviceError` without a
+    GPU, or if CUDA cannot lock the memory, for example because it is already registered.
     """
-    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-        raise FieldError(
-            f"array: got dtype {array.dtype} and shape {array.shape}; memory is registered as a "
-            "contiguous one-dimensional uint8 array, such as array.reshape(-1).view('u1')"
-        )
     at = array.ctypes.data
     with _as_device_error(f"cannot register {array.nbytes} bytes of host memory at {at:#x}"):
         return RegisteredBuffer(array)

@@ -51,6 +51,16 @@ class SideStream:
             self.stream: Stream = cuda.Stream(non_blocking=True, priority=-5)
             self.before, self.after = (cuda.Event(disable_timing=True) for _ in range(2))
 
+    def follow(self, stream: Stream) -> None:
+        """Run later work of this stream after the present work of another one."""
+        self.before.record(stream)
+        self.stream.wait_event(self.before)
+
+    def join(self, stream: Stream) -> None:
+        """Run later work of another stream after the present work of this one."""
+        self.after.record(self.stream)
+        stream.wait_event(self.after)
+
 
 def _pinned_for(nbytes: int, device: int) -> PinnedBuffer:
     with cupy().cuda.Device(device):

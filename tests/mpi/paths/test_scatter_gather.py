@@ -218,8 +218,8 @@ def test_ranks_of_other_pid_namespaces(
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("copy_engine", "these arrays are NumPy's"),
-        ("mlx5_umr", "mlx5_umr is for different nodes, and ranks"),
+        ("copy_engine", "it has no such protocol for this message, but process_vm"),
+        ("mlx5_umr", "it has no such protocol for this message, but process_vm"),
         ("pigeon", "there is no protocol 'scatter_gather/pigeon' of the path"),
         ("process_vm", "on different nodes, where mlx5_umr alone works"),
     ],

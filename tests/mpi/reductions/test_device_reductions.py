@@ -443,6 +443,24 @@ class TestNumbersOfFields:
             assert agree(np.isclose(found.get(), right, rtol=1e-13), comm), other_dtype
 
     @TWO_WAYS
+    def test_owned_cells(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Arrays without halo, contiguous and views of a field, alone and with fields."""
+        field, _ = field_of(grid, "f8")
+        view = grid.interior(field)
+        for array in (view, Array(np.asfortranarray(view.get())), Array(2 * view.get()[:, ::-1])):
+            values = np.concatenate(comm.allgather(array.get().reshape(-1)))
+            for name in (*NUMBERS, *NUMBERS):
+                found = getattr(grid, name)(array)
+                assert agree(np.isclose(found.get(), NUMBERS[name](values)), comm), name
+            for _ in range(2):
+                found = grid.dot(array, field).get(), grid.reduce("a * f", a=array, f=field).get()
+                mine = float((array.get() * view.get()).sum())
+                assert agree(np.allclose(found, comm.allreduce(mine)), comm)
+            assert np.isclose(grid.std(array), values.std())
+        with pytest.raises(FieldError, match="without their halo"):
+            grid.exchange(view)
+
+    @TWO_WAYS
     @pytest.mark.parametrize("dtype", ["f8", "c8", "u1"])
     def test_deviation(self, grid: halox.Grid, dtype: str, comm: MPI.Intracomm) -> None:
         field, whole = field_of(grid, dtype)

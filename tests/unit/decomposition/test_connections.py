@@ -13,7 +13,7 @@ from halox.decomposition.connections import Connection
 from halox.decomposition.field_regions import exchange_regions, walls_of
 from halox.errors import DecompositionError
 from tests.oracle import Case, Field, divide
-from tests.strategies import folds
+from tests.strategies import folds, some_axes
 from tests.support import trials
 from tests.unit.plans.by_regions import check, layouts, move
 
@@ -31,7 +31,7 @@ def fold(
 
 
 @settings(max_examples=trials(160), print_blob=True)
-@given(st.integers(1, 8).flatmap(folds))
+@given(st.integers(1, 8).flatmap(lambda ranks: folds(ranks) | some_axes(folds(ranks))))
 def test_random_grids(case: Case) -> None:
     check(case)
 

@@ -22,11 +22,10 @@ from halox.decomposition import (
     FieldSpec,
     Placement,
     decompose,
-    infer_spec,
     place,
 )
 from halox.decomposition.field_regions import Region, check_widths, exchange_regions, exchange_slabs
-from halox.errors import DecompositionError, FieldError
+from halox.errors import DecompositionError
 from tests.oracle import Case, Field
 from tests.strategies import cells
 from tests.support import trials
@@ -216,40 +215,6 @@ def test_a_layout_refuses_a_spec_for_other_axes_and_ranks_that_do_not_exist() ->
         FieldLayout(domain, 0, FieldSpec(((1, 1),)))
     with pytest.raises(DecompositionError):
         FieldLayout(domain, 2, FieldSpec(((1, 1),) * 2))
-
-
-@settings(max_examples=trials(200), print_blob=True)
-@given(st.integers(1, 8).flatmap(cells))
-def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> None:
-    f = replace(case.fields[0], offsets=())
-    layout = layouts(case, f)[0]
-    plain = [
-        sum(halo) + blocks[layout.decomposition.coords_of(0)[axis]]
-        for axis, (halo, blocks) in enumerate(zip(f.halo, case.blocks, strict=True))
-    ]
-    shape = layout.padded_shape
-    fitting = [
-        first
-        for first in range(len(shape) - len(plain) + 1)
-        if list(shape[first : first + len(plain)]) == plain
-    ]
-    event(f"{min(len(fitting), 2)} readings")
-    if len(fitting) == 1 and not any(f.staggered):
-        assert infer_spec(layout.decomposition, 0, shape, f.halo) == layout.spec
-    elif len(fitting) == 1:  # the shape also fits a plain field with components
-        assert not any(infer_spec(layout.decomposition, 0, shape, f.halo).staggered)
-    else:
-        text = f"can be read in {len(fitting)} ways" if fitting else "does not fit the grid"
-        with pytest.raises(FieldError, match=text):
-            infer_spec(layout.decomposition, 0, shape, f.halo)
-
-
-def test_shapes_without_a_reading_are_refused() -> None:
-    domain = decompose((10, 8), 4, periodic=True, proc_shape=(2, 2))
-    # (8, 6) is one cell longer along axis 0, like a staggered field; staggered fields must be declared.
-    for shape in [(9, 9), (7,), (), (5, 4), (3, 5, 4), (7, 6, 0), (6, 7), (8, 6), (7, 6, 7, 6)]:
-        with pytest.raises(FieldError):
-            infer_spec(domain, 0, shape, ((1, 1), (1, 1)))
 
 
 def test_equal_specs_have_one_digest_and_unlike_ones_others() -> None:

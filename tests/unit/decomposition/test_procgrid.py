@@ -17,6 +17,7 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     Placement,
+    block_cells,
     decompose,
 )
 from halox.decomposition.field_regions import check_widths, exchange_regions
@@ -25,13 +26,14 @@ from halox.errors import DecompositionError
 from tests.support import trials
 
 
-def choose_proc_shape(ranks, shape, halo=0, periodic=False, proc_shape=None, blocks=None):
-    return decompose(
-        shape, ranks, halo=halo, periodic=periodic, proc_shape=proc_shape, blocks=blocks
-    ).proc_shape
+def choose_proc_shape(
+    ranks, shape, halo=0, periodic=False, proc_shape=None, blocks=None, block_cells=0
+):
+    settings = {"proc_shape": proc_shape, "blocks": blocks, "block_cells": block_cells}
+    return decompose(shape, ranks, halo=halo, periodic=periodic, **settings).proc_shape
 
 
-def measured(shape, halo, periodic, procs, blocks):
+def measured(shape, halo, periodic, procs, blocks, block_cells):
     """Return a process grid's rank in the choice by counting the boxes of every rank; None if it is unusable.
 
     The first entry tells whether a halo is wider than a block that fills it.
@@ -57,7 +59,9 @@ def measured(shape, halo, periodic, procs, blocks):
         totals = {True: 0, False: 0}
         for region in exchange_regions(FieldLayout(domain, rank, FieldSpec(counted_halo(halo)))):
             if region.send:
-                totals[region.peer == rank] += math.prod(region.send.subsizes)
+                *rows, row = region.send.subsizes
+                totals[region.peer == rank] += math.prod(rows) * row
+                totals[False] += math.prod(rows) * block_cells
         sent.append(totals[False])
         copied.append(totals[True])
     return layout.is_wide, max(sent), max(copied), tuple(-parts for parts in procs)
@@ -71,20 +75,20 @@ def grids(draw):
     return shape, halo, tuple(draw(st.booleans()) for _ in range(ndim))
 
 
-def assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks) -> str:
+def assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks, block_cells=0) -> str:
     divisors = [parts for parts in range(1, ranks + 1) if ranks % parts == 0]
     merits = {
         procs: merit
         for procs in product(divisors, repeat=len(shape))
         if math.prod(procs) == ranks
         and all(want in (0, have) for want, have in zip(wanted, procs, strict=True))
-        and (merit := measured(shape, halo, periodic, procs, blocks)) is not None
+        and (merit := measured(shape, halo, periodic, procs, blocks, block_cells)) is not None
     }
     if not merits:
         with pytest.raises(DecompositionError):
-            choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks)
+            choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks, block_cells)
         return "not workable"
-    chosen = choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks)
+    chosen = choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks, block_cells)
     best = min(merits, key=merits.__getitem__)
     if merits[best][0]:  # Several ranks fill some halo, whichever process grid is chosen.
         assert chosen in merits
@@ -94,13 +98,13 @@ def assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks) -> str:
 
 
 @settings(max_examples=trials(150), print_blob=True)
-@given(grids(), st.integers(1, 12), st.data())
-def test_the_choice_is_the_best_of_all_process_grids(grid, ranks, data) -> None:
+@given(grids(), st.integers(1, 12), st.integers(0, 4), st.data())
+def test_the_choice_is_the_best_of_all_process_grids(grid, ranks, block_cells, data) -> None:
     shape, halo, periodic = grid
     divisors = [parts for parts in range(1, ranks + 1) if ranks % parts == 0]
     wanted = tuple(data.draw(st.sampled_from([0, 0, 0, *divisors])) for _ in shape)
     blocks = tuple(data.draw(st.sampled_from([None] * 3 + cuts(cells))) for cells in shape)
-    event(assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks))
+    event(assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks, block_cells))
 
 
 def cuts(cells: int) -> list[tuple[int, ...]]:
@@ -111,8 +115,11 @@ def cuts(cells: int) -> list[tuple[int, ...]]:
 def test_the_choice_is_the_best_on_every_small_plane() -> None:
     """The axes are not periodic, so that blocks at the ends send less than others."""
     outcomes = {
-        assert_best_of_all(4, shape, ((0, 2), (1, 0)), (False, False), (0, 0), (None, None))
+        assert_best_of_all(
+            4, shape, ((0, 2), (1, 0)), (False, False), (0, 0), (None, None), block_cells
+        )
         for shape in product(range(1, 7), repeat=2)
+        for block_cells in (0, 3)
     }
     assert outcomes == {"workable", "workable with wide halos", "not workable"}
 
@@ -193,6 +200,31 @@ def test_errors_of_many_ranks_name_a_number_that_works(
     """A search among all numbers would take minutes for the first, and days for the second."""
     with pytest.raises(DecompositionError, match=rf" {near} "):
         decompose(shape, ranks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "periodic", "ranks", "by_bytes", "on_gpus", "on_cpus"),
+    [
+        ((640, 640, 640), True, 8, (2, 2, 2), (4, 2, 1), (4, 2, 1)),
+        ((640, 640, 640), False, 8, (2, 2, 2), (2, 2, 2), (4, 2, 1)),
+        ((1024, 1024), True, 4, (2, 2), (4, 1), (4, 1)),
+        ((64, 512, 512), True, 4, (1, 2, 2), (1, 4, 1), (1, 4, 1)),
+        ((512, 512, 64), True, 4, (2, 2, 1), (2, 2, 1), (2, 2, 1)),
+        ((256, 4096), True, 2, (1, 2), (1, 2), (1, 2)),
+        ((24, 24, 24, 48), True, 4, (1, 1, 1, 4), (2, 1, 1, 2), (2, 2, 1, 1)),
+    ],
+)
+def test_short_blocks_of_memory_count(shape, periodic, ranks, by_bytes, on_gpus, on_cpus) -> None:
+    """The cost of a block is measured for GPUs and CPUs of one node; between nodes bytes alone count."""
+    for device, has_network, expected in (
+        ("gpu", True, by_bytes),
+        ("cpu", True, by_bytes),
+        ("gpu", False, on_gpus),
+        ("cpu", False, on_cpus),
+    ):
+        cells = block_cells(device, has_network)
+        chosen = choose_proc_shape(ranks, shape, 1, periodic, block_cells=cells)
+        assert chosen == expected, device
 
 
 def test_decompose_puts_the_pieces_together() -> None:

@@ -16,7 +16,7 @@ from halox.decomposition import FieldLayout, decompose
 from halox.decomposition.field_regions import check_widths, exchange_regions
 from halox.errors import DecompositionError
 from tests.oracle import Case, Field
-from tests.strategies import cells, checkerboards
+from tests.strategies import cells, checkerboards, some_axes
 from tests.support import trials
 from tests.unit.plans.by_regions import check, layouts
 
@@ -42,7 +42,7 @@ RANDOM = st.integers(1, 8).flatmap(partial(cells, dtypes=["i8"], wide=True))
 @example(ONE_CELL_BLOCKS)
 @example(STAGGERED)
 @example(OPEN)
-@given(RANDOM)
+@given(RANDOM | some_axes(RANDOM))
 def test_random_exchanges_fill_every_halo_point_that_the_grid_has(case: Case) -> None:
     for f in case.fields:
         wide = {layout.is_wide for layout in layouts(case, f)}

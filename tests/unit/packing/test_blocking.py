@@ -90,16 +90,13 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
     [
         ((N, N), 8, (8 * N, 8), (16 * N, 8)),
         ((64, 64), 8, (512, 8), (8, 512)),
-        ((N, N), 8, (8, 8), (8, 8 * N)),
-        ((N, N), 8, (4 * N, 8), (8, 8 * N)),
         ((N, N), 8, (8 * N, 8), (0, 8)),
         ((N,), 8, (8,), (64,)),
         ((), 8, (), ()),
         ((0, N), 8, (8 * N, 8), (8, 0)),
     ],
     ids=[
-        "rows", "small", "overlapping target", "overlapping rows", "repeated source", "one axis",
-        "scalar", "empty",
+        "rows", "small", "repeated source", "one axis", "scalar", "empty",
     ],
 )  # fmt: skip
 def test_other_copies_stay_whole(

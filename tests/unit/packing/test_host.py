@@ -143,44 +143,6 @@ def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) ->
     return result
 
 
-@pytest.mark.parametrize("dtype", ["i4", "u1", "f4", "f8", "c16", "f2", ">f8"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        lambda t: vector(4, 2, 5, t),
-        lambda t: indexed([2, 1, 3], [9, 0, 4], t),
-        lambda t: indexed([2, 2, 3], [1, 0, 2], t),  # elements several times
-        lambda t: vector(5, 2, 1, t),  # elements several times
-        lambda t: vector(3, 1, 0, t),  # one element three times
-        lambda t: resized(vector(3, 1, 4, t), 0, np.dtype(t).itemsize),
-        lambda t: hindexed([2, 1], [1, 3 + 5 * np.dtype(t).itemsize], t),  # misaligned elements
-    ],
-)
-@pytest.mark.parametrize("count", [1, 2])
-def test_add(dtype: str, shape: Callable[[str], Datatype], count: int) -> None:
-    made = shape(dtype)
-    n = np.dtype(dtype).itemsize
-    rng = np.random.default_rng(1)
-    memory = rng.integers(-9, 9, 40).astype(dtype).view(np.uint8)
-    values = rng.integers(-9, 9, made.elements * count).astype(dtype)
-    expected = added(memory, made, count, values)
-    assert (expected != memory).any()
-    HostPacker(memory, made, count).adding(values.view(np.uint8))()
-    np.testing.assert_array_equal(memory, expected)
-    assert memory.size == 40 * n
-
-
-def test_add_needs_numbers_of_one_type() -> None:
-    memory = np.zeros(64, np.uint8)
-    values = np.zeros(64, np.uint8)
-    unfit = [contiguous(3, kind) for kind in ("?", "M8[s]", "S4")]
-    for made in (struct([1, 1], [0, 8], ["f8", "i4"]), *unfit):
-        with pytest.raises(DatatypeError):
-            HostPacker(memory, made).adding(values)
-    HostPacker(memory, contiguous(0, "f8")).adding(values)()
-    assert not memory.any()
-
-
 @settings(max_examples=trials(300))
 @given(recipe=recipes(), count=st.integers(0, 3))
 def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
@@ -216,7 +178,7 @@ def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
 )
 def test_unfit_buffers(buffer: Any) -> None:
     packer = HostPacker(filled(9), vector(3, 1, 3, "f8"))
-    for call in (packer.pack, packer.unpack, packer.adding):
+    for call in (packer.pack, packer.unpack):
         with pytest.raises(FieldError):
             call(buffer)
 
@@ -228,7 +190,7 @@ def test_read_only_memory() -> None:
     out = np.zeros(24, np.uint8)
     packer.pack(out)
     assert out.view("f8").tolist() == [0, 3, 6]
-    for call in (packer.unpack, packer.adding):
+    for call in (packer.unpack, packer.unpacking):
         with pytest.raises(FieldError):
             call(out)
     out.setflags(write=False)

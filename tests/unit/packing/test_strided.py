@@ -320,21 +320,6 @@ class TestAdd:
         assert len(dealt) == 3
         assert target.tobytes() == expected.tobytes()
 
-    def test_a_target_that_overlaps_itself(self):
-        """The target's blocks of five elements start two elements apart; the oracle is np.add.at."""
-        target, source = np.ones(13, "f8"), np.arange(25, dtype="f8")
-        expected = target.copy()
-        np.add.at(expected, (np.arange(5)[:, None] * 2 + np.arange(5)).ravel(), source)
-        copies = [
-            Copy(
-                contiguous_side(source.ctypes.data, 200),
-                Side(target.ctypes.data, StridedBlocks(0, (5,), (16,), 40)),
-            )
-        ]
-        for together in rounds(copies):
-            add_on_cpu(plan(together, sms=SMS, element_bytes=8), "double")
-        assert target.tobytes() == expected.tobytes()
-
 
 def test_the_tables_layout_is_the_kernels():
     """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""

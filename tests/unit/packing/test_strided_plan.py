@@ -167,14 +167,3 @@ class TestRounds:
             array[blocks.offset :], blocks.counts, [s * 8 for s in blocks.strides]
         )
         return [(int(first) + i,) for first in view.ravel() for i in range(blocks.block_bytes)]
-
-    def test_a_target_over_itself_is_taken_apart(self):
-        side = Side(4096, StridedBlocks(0, (6,), (8,), 16))
-        dealt = rounds([Copy(contiguous_side(1 << 30, 96), side)])
-        assert len(dealt) == 6
-        assert all(len(together) == 1 for together in dealt)
-
-    def test_too_many_launches_are_an_error(self):
-        side = Side(4096, StridedBlocks(0, (5000,), (0,), 8))
-        with pytest.raises(DatatypeError):
-            rounds([Copy(contiguous_side(1 << 30, 40000), side)])

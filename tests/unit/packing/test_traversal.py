@@ -10,11 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.errors import DatatypeError
 from halox.packing.strided_plan import divisor
-from halox.packing.traversal import TraversalPacker
 from halox.packing.traversal_plan import NODE, NODES, TABLE
-from halox.packing.traversal_tree import nesting, simplified
+from halox.packing.traversal_tree import simplified
 from tests.fakes.cpu_packers import cpu_backend, traversal_library
 from tests.packers import HALF, check
 from tests.support import trials
@@ -64,16 +62,6 @@ def test_repetition_and_shared_parts_are_not_expanded():
         datatype = dt.struct([1, 2], [0, 100 * 3**level], [datatype, datatype])
     _, tree = simplified(datatype)
     assert tree.size == 24 * 3**30
-
-
-def test_a_limit_on_nested_irregular_constructors():
-    assert nesting(dt.contiguous(9, dt.vector(2, 1, 2, "f8"))) == 0
-    datatype = LIST
-    for _ in range(70):
-        datatype = dt.resized(dt.struct([1, 1], [0, 200], [datatype, "i4"]), 0, 400)
-    assert "nested" in str(TraversalPacker.why_not(datatype, 1))
-    with pytest.raises(DatatypeError):
-        TraversalPacker(datatype, 1, 0)
 
 
 def test_the_tables_layout_is_the_kernels():

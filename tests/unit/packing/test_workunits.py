@@ -236,7 +236,7 @@ def test_several_messages_in_one_launch(backend, sizes, unpack):
         checks.append((target, wanted, both))
     copy = WorkUnitsCopy(parts, unpack=unpack, device=0)
     assert copy.nbytes == sum(datatype.size * count for datatype, count, _, _ in parts)
-    copy.launch(STREAM)
+    copy.at(STREAM)
     assert len(kinds(backend, "launch")) == (1 if sizes else 0)
     for target, wanted, _ in checks:
         assert target.tobytes() == wanted.tobytes()

@@ -91,8 +91,7 @@ def run(ranks: Sequence[Rank], steps: int, *, diagonal: bool = False, delays: in
     at_once(work, ranks)
     for rank in ranks:
         state = rank.arena.bytes_of(rank.channel._block)[:8].view("u8")[0]
-        cells = int(rank.channel.argument["cells"])
-        assert state % max(cells, 1) == 0, "each step adds the same number of cells"
+        assert state % (1 << 32) == 0, "each step adds one to the upper half"
         assert not any(rank.channel.failure.words[:4])
         rank.arena.check_guards()
         for last in range(max(steps - fields + 1, 1), steps + 1):
@@ -124,8 +123,8 @@ CASES = {
         {"components_before": (2,), "fields": 3},
     ),
     "components last": (
-        decompose((8, 6), 2, periodic=True),
-        ((1, 1),) * 2,
+        decompose((8, 6), 2, periodic=True, proc_shape=(2, 1)),
+        ((1, 1), (2, 1)),
         {"components_after": (3,)},
     ),
     "three dimensions": (
@@ -158,7 +157,7 @@ def test_epochs_beyond_32_bits() -> None:
     ranks = connect(domain, FieldSpec(((1, 1),) * 2))
     for rank in ranks:
         block = rank.arena.bytes_of(rank.channel._block)
-        block[:8].view("u8")[:] = (2**32 - 3) * int(rank.channel.argument["cells"])
+        block[:8].view("u8")[:] = (2**32 - 3) << 32
         block[128:236].view("u4")[:] = 2**32 - 3  # the flags of the peer
     run(ranks, 6, diagonal=True)
 
@@ -174,6 +173,21 @@ def test_faces_only() -> None:
     for rank in ranks:
         expected = part(rank, advanced(whole, domain, 1, False)).copy()
         expected[:: expected.shape[0] - 1, :: expected.shape[1] - 1] = POISON
+        np.testing.assert_array_equal(rank.arrays[1], expected)
+
+
+@pytest.mark.parametrize("procs", [(2, 2), (1, 4)])
+def test_along_one_axis(procs: tuple[int, int]) -> None:
+    """The halo along the other axis keeps its contents, as in an exchange along one axis."""
+    domain = decompose((8, 8), 4, periodic=True, proc_shape=procs)
+    ranks = connect(domain, FieldSpec(((1, 1),) * 2), fixed=(0,))
+    whole = random_whole(domain, 1)
+    for rank in ranks:
+        rank.arrays[0][...] = part(rank, whole)
+    at_once(lambda rank: rank.step(1, 0), ranks)
+    for rank in ranks:
+        expected = part(rank, advanced(whole, domain, 1, False)).copy()
+        expected[[0, -1]] = POISON
         np.testing.assert_array_equal(rank.arrays[1], expected)
 
 
@@ -239,6 +253,7 @@ class TestFailures:
     ) -> None:
         rank = self.ranks(debug=True)[0]
         before = [array.copy() for array in rank.arrays]
+        rank.wait((3, 3))
         rank.store(1, (4, 1))
         before[1][4, 1] = before[1][4, 7] = 77
         rank.channel.check()
@@ -246,6 +261,25 @@ class TestFailures:
         np.testing.assert_array_equal(rank.arrays, before)
         with pytest.raises(FieldError, match=f"stored {text}"):
             rank.channel.check()
+
+    def test_checked_waits(self) -> None:
+        """Each owned cell is waited for once in a step: not twice, not in some later step, and not never."""
+        text = "did not call halo.wait once for each owned cell"
+        domain = decompose((5, 7), 1, periodic=True)
+        cells = [(x, y) for x in range(1, 6) for y in range(1, 8)]
+        for wrong in (cells[:-1], [*cells, (3, 3)], [*cells[1:], (3, 3)], []):
+            rank = connect(domain, FieldSpec(((1, 1),) * 2), debug=True)[0]
+            for cell in [*cells, *cells[::-1], (0, 0), (6, 3)]:  # cells of the halo do not count
+                assert rank.wait(cell)
+            rank.channel.check()
+            rank = rank if wrong else connect(domain, FieldSpec(((1, 1),) * 2), debug=True)[0]
+            for cell in wrong:
+                rank.wait(cell)
+            rank.store(0, (2, 2))  # in this step, or in the next one
+            for cell in cells if wrong else ():
+                rank.wait(cell)
+            with pytest.raises(FieldError, match=text):
+                rank.channel.check()
 
 
 # The order of memory accesses, as work on streams: `Work.check_order` finds every pair of unordered accesses.
@@ -273,7 +307,7 @@ def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
     """Return the work of an exchange, which only writes halos here, and of some steps.
 
     Stream 0 is the rank's stream: it records that a step has begun. Each group of cells that wait for the same flags is
-    a kernel on a stream of its own.
+    a warp, of two streams: the first lane waits for the flags, the others for the first lane, at the warp's barrier.
     """
     logs: list[list[Op]] = [[] for _ in ranks]
     for rank, log in zip(ranks, logs, strict=True):
@@ -292,33 +326,38 @@ def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
             log.append(Op("record", 0, n, event=(rank.number, n)))
             groups = cells_of(rank, near=True)
             ends = []
-            for number, (sides, cells) in enumerate(sorted(groups.items()), 1):
-                stream = n * 100 + number
+            for number, (sides, group) in enumerate(sorted(groups.items()), 1):
                 peers = {
                     region.peer
                     for direction, region in rank.channel._regions.items()
-                    if not sides_of(direction) & ~sides
+                    if not sides_of(direction) & ~sides and region.peer != rank.number
                 }
-                waits = [rank.number, *sorted(peers - {rank.number})]
-                log += [Op("wait", stream, n, event=(peer, n)) for peer in waits]
-                around = [
-                    addresses(
-                        rank.arrays[source].ctypes.data,
-                        [np.add(c, d) - 1 for c in cells],
-                        strides,
-                    )
-                    for d in np.ndindex(3, 3)
-                ]
-                written = [addresses(rank.arrays[target].ctypes.data, cells, strides)]
-                stored = cells_of(rank, near=False).items()
-                for direction, (base, _, *there) in tables[target].items():
-                    copied = [c for s, some in stored if not direction & ~s for c in some]
-                    copied = [c for c in copied if c in set(cells)]
-                    if copied:
-                        written.append(addresses(base, copied, there))
-                log.append(Op("kernel", stream, n, steps_of(around, written)))
-                ends.append((rank.number, 1000 * n + 500 + number))
-                log.append(Op("record", stream, n, event=ends[-1]))
+                barrier = [(rank.number, BARRIERS + 1000 * n + number)] if peers else []
+                for lane, cells in enumerate((group[:1], group[1:])[: len(group)]):
+                    stream = n * 1000 + 2 * number + lane
+                    waits = barrier if lane else [(peer, n) for peer in sorted(peers)]
+                    waits = [(rank.number, n), *waits]
+                    log += [Op("wait", stream, n, event=event) for event in waits]
+                    if lane == 0:
+                        log += [Op("record", stream, n, event=event) for event in barrier]
+                    around = [
+                        addresses(
+                            rank.arrays[source].ctypes.data,
+                            [np.add(c, d) - 1 for c in cells],
+                            strides,
+                        )
+                        for d in np.ndindex(3, 3)
+                    ]
+                    written = [addresses(rank.arrays[target].ctypes.data, cells, strides)]
+                    stored = cells_of(rank, near=False).items()
+                    for direction, (base, _, *there) in tables[target].items():
+                        copied = [c for s, some in stored if not direction & ~s for c in some]
+                        copied = [c for c in copied if c in set(cells)]
+                        if copied:
+                            written.append(addresses(base, copied, there))
+                    log.append(Op("kernel", stream, n, steps_of(around, written)))
+                    ends.append((rank.number, 2 * BARRIERS + stream))
+                    log.append(Op("record", stream, n, event=ends[-1]))
             log += [Op("wait", 0, n, event=event) for event in ends]
     return logs
 
@@ -339,6 +378,7 @@ def place(addresses: np.ndarray) -> np.ndarray:
 
 
 _AREAS: list[int] = []
+BARRIERS = 10**6  # numbers of the events of barriers, and twice as much of the events at the ends
 
 
 def tables_of(rank: Rank) -> list[dict[int, list[int]]]:
@@ -359,10 +399,13 @@ def tables_of(rank: Rank) -> list[dict[int, list[int]]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def logs() -> list[list[Op]]:
-    """Three steps that take two fields in turn, on four ranks that are neighbours on all sides."""
-    domain = decompose((6, 6), 4, periodic=True, proc_shape=(2, 2))
+@pytest.fixture(
+    scope="module", params=[(2, 2), (4, 1)], ids=["all sides", "own neighbour along rows"]
+)
+def logs(request: pytest.FixtureRequest) -> list[list[Op]]:
+    """Three steps that take two fields in turn, on four ranks."""
+    shape = tuple(4 * parts for parts in request.param)
+    domain = decompose(shape, 4, periodic=True, proc_shape=request.param)
     ranks = connect(domain, FieldSpec(((1, 1),) * 2))
     _AREAS[:] = [array.ctypes.data for rank in ranks for array in rank.arrays]
     return steps_as_work(ranks, 3)
@@ -374,15 +417,16 @@ class TestOrder:
     def test_has_no_race(self, logs: list[list[Op]]) -> None:
         Work(logs).check_order()
 
-    def test_needs_the_flag_of_each_neighbour(self, logs: list[list[Op]]) -> None:
-        """Without one wait for another rank there is a race."""
+    @pytest.mark.parametrize("which", ["flag", "barrier"])
+    def test_needs_each_wait(self, logs: list[list[Op]], which: str) -> None:
+        """Without one wait for the flag of another rank, or for the first lane of the warp, there is a race."""
         waits = [
-            (rank, at)
-            for rank, log in enumerate(logs)
-            for at, op in enumerate(log)
-            if op.kind == "wait" and op.event[0] != rank and rank == 0
+            (0, at)
+            for at, op in enumerate(logs[0])
+            if op.kind == "wait"
+            and (op.event[0] != 0 if which == "flag" else BARRIERS < op.event[1] < 2 * BARRIERS)
         ]
-        assert len(waits) > 20
-        for wait in waits[:: len(waits) // 8]:
+        assert len(waits) >= 6
+        for wait in waits[:: -(-len(waits) // 8)]:
             with pytest.raises(AssertionError, match="race"):
                 Work(logs, without=wait).check_order()

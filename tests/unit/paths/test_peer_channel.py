@@ -88,9 +88,13 @@ def moved_to(rank: Rank, offset: int, number: int) -> None:
 
 
 def exchange(
-    ranks: Sequence[Rank], channels: Sequence[PeerChannel], epoch: int, is_moved: bool = True
+    ranks: Sequence[Rank],
+    channels: Sequence[PeerChannel],
+    epoch: int,
+    is_moved: bool = True,
+    overlaps: bool = False,
 ) -> None:
-    """Exchange the current arrays of the ranks once, and check the result."""
+    """Exchange the current arrays of the ranks once, and check the result; ``overlaps`` makes the copies first."""
     by_number = {rank.number: rank for rank in ranks}
 
     def work(pair: tuple[Rank, PeerChannel]) -> None:
@@ -99,7 +103,11 @@ def exchange(
         rank.fill(epoch)
         if is_moved:
             channel.bind(channel.views([array.pointer for array in rank.arrays]))
-        channel.run()
+        if overlaps:
+            channel.start_copied()
+            channel.finish()
+        else:
+            channel.run()
         assert rank.failure == (0, 0), f"rank {rank.number}, epoch {epoch}"
         check_received(rank, by_number, epoch)
 
@@ -132,10 +140,10 @@ def test_copies_within_a_rank() -> None:
     """The kernel makes the copies as long as the arrays are aligned to its words."""
     ranks, channels = channels_of([*FLOWS["ll"], Flow(0, 0, "copy", [FACE])])
     assert Kind.COPY in ranks[0].kinds
-    for epoch, offset in enumerate((16, 32, 48, 0), 1):
+    for epoch, offset in enumerate((16, 32, 48, 0, 4, 8, 16, 0), 1):
         for rank in ranks[: epoch % 2 + 1]:
             moved_to(rank, offset, epoch)
-        exchange(ranks, channels, epoch)
+        exchange(ranks, channels, epoch, overlaps=epoch > 2)
 
 
 def test_buffers_are_made_once_and_not_in_a_capture(gpu: HostCuda) -> None:

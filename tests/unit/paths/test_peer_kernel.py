@@ -318,6 +318,16 @@ class TestRanks:
         assert [rank.launch.blocks for rank in ranks] == [4, 8]
         exchange(ranks, 3)
 
+    @pytest.mark.parametrize("way", ["ll", "staging", "direct"])
+    def test_copies_in_a_launch_of_their_own(self, way):
+        """Rank 0 overlaps: its copies are in one launch, before or after its messages in another one."""
+        flows = [Flow(0, 0, "copy", [faces(8), faces(4)]), Flow(1, 1, "copy", [faces(8)])]
+        ranks = connect([*flows, *there_and_back(way, *faces(8))], sms=2, apart=(0,))
+        exchange(ranks, 8, order=("random", "backward"), delays=5)
+        with pytest.raises(AssertionError):
+            ranks[0].only_copies = None
+            exchange(ranks, 1, first=9)
+
     def test_arrays_are_not_written_twice(self):
         """Receiving blocks that run first help to send; the sending blocks must not send the same chunks again."""
         with limited(DIRECT_CHUNK_BYTES=(64, 64)):

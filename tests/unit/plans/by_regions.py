@@ -77,11 +77,13 @@ def check(case: Case, moves: Moves | None = None) -> None:
             assert np.array_equal(owned, one.owned)
             assert f.parity or np.array_equal(array[layout.interior], whole[first + layout.owned])
         for stage in (
-            moves(ranks) if moves else [[exchange_regions(one, case.corners) for one in ranks]]
+            moves(ranks)
+            if moves
+            else [[exchange_regions(one, case.corners, case.fixed) for one in ranks]]
         ):
             move(ranks, arrays, stage)
         for layout, array, one in zip(ranks, arrays, wanted, strict=True):
             if case.connect:
-                for box in walls_of(layout, case.corners).negated:
+                for box in walls_of(layout, case.corners, case.fixed).negated:
                     array[box] *= -1
             assert same_values(array, one.after), (case, layout.rank)

@@ -47,11 +47,11 @@ def counts(layout: FieldLayout, regions: tuple[Cells, ...]) -> np.ndarray:
     return found
 
 
-def near_filled(layout: FieldLayout, width: int) -> np.ndarray:
-    """Mark the elements whose stencil of a width reads halo that the exchange fills, cell by cell."""
+def near_filled(layout: FieldLayout, width: int, without: int = -1) -> np.ndarray:
+    """Mark the elements whose stencil reads halo that ranks other than ``without`` fill, cell by cell."""
     marked = np.zeros(layout.padded_shape, bool)
     for region in exchange_regions(layout):
-        if region.recv is not None:
+        if region.recv is not None and region.peer != without:
             marked[region.recv.slices] = True
     before, ndim = len(layout.spec.components_before), layout.spec.ndim
     for axis in range(ndim):
@@ -89,6 +89,44 @@ def test_random_fields(case: Case, width: int | None) -> None:
         if not case.connect and f.parity is None:  # lines of folds and pairs of cells are whole
             assert (counts(layout, early) == free).all() or not early
             assert early or not free.any()
+
+
+@settings(max_examples=trials(200), print_blob=True)
+@given(
+    st.integers(1, 6).flatmap(any_field),
+    st.sampled_from([0, 1, 2]),
+    st.lists(st.integers(1, 5), min_size=4, max_size=4),
+)
+def test_regions_on_a_gpu(case: Case, width: int, multiples: list[int]) -> None:
+    """Each owned cell is in one region. The interior reads no halo of other ranks; rims are multiples thick."""
+    multiples = multiples[: len(case.shape)]
+    for layout, *others in zip(*(layouts(case, f) for f in case.fields), strict=True):
+        early, late = overlap_regions(layout, width, others, multiples=multiples)
+        inside = np.zeros(layout.padded_shape, bool)
+        inside[layout.interior] = True
+        assert (counts(layout, early + late) == inside).all()
+        near = near_filled(layout, width, without=layout.rank)
+        assert not (counts(layout, early) & near).any()
+        event("with an interior" if early else "without")
+        if early:
+            whole, (inner,) = owned_cells(layout), early
+            sides = zip(whole.start, whole.shape, inner.start, inner.shape, multiples, strict=True)
+            for begin, extent, first, inside_extent, multiple in sides:
+                high = begin + extent - first - inside_extent
+                assert (first - begin) % multiple == high % multiple == 0
+
+
+def test_no_rims_within_a_rank() -> None:
+    """Rims of 32 cells along the last axis, and none along the second one, which is periodic within the rank."""
+    for layout in laid_out((40, 6, 300), (2, 1, 2), True, halo=2):
+        (interior,), late = overlap_regions(layout, 1, (), multiples=(1, 1, 32))
+        assert interior.start == (3, 2, 34) and interior.shape == (18, 6, 86)
+        assert [tuple(map(int, rim.shape)) for rim in late] == [
+            *[(1, 6, 150)] * 2,
+            *[(18, 6, 32)] * 2,
+        ]
+    for layout in laid_out((40, 6, 120), (2, 1, 2), True):
+        assert overlap_regions(layout, 1, (), multiples=(1, 1, 32)) == ((), (layout.interior,))
 
 
 def test_widths_count_from_sides_that_receive() -> None:
@@ -180,7 +218,7 @@ def test_steps_for_which_deep_halos_pay() -> None:
     def find(_: tuple[object, ...]) -> Any:
         raise AssertionError
 
-    loops = Loops(read, 1, "auto", None, find)
+    loops = Loops(read, 1, "auto", find)
     (note,) = loops.notes(100.0)
     assert note.endswith("they pay for steps of less than " + ", ".join(limits))
     assert loops.notes(0.0) == ()

@@ -24,7 +24,7 @@ from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.fakes.cpu_kernels import SHIM, aligned, shared_library
 from tests.oracle import Case, expected, whole_values
-from tests.strategies import walls
+from tests.strategies import some_axes, walls
 from tests.support import require, trials
 from tests.unit.plans.by_regions import layouts
 
@@ -100,6 +100,10 @@ def test_the_table_is_that_of_the_kernel() -> None:
         assert parameters <= 4096
 
 
+def perhaps_along_some(cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
+    return cases | some_axes(cases)
+
+
 # The same cases in every run, since each needs compiled kernels.
 few_kernels = settings(derandomize=True, print_blob=True)
 DTYPES = ["f8", "f4", "c16", "i4"]
@@ -107,7 +111,7 @@ DTYPES = ["f8", "f4", "c16", "i4"]
 
 @settings(few_kernels, max_examples=trials(120))
 @given(
-    st.integers(1, 4).flatmap(partial(walls, dtypes=DTYPES, thin=False)),
+    perhaps_along_some(st.integers(1, 4).flatmap(partial(walls, dtypes=DTYPES, thin=False))),
     st.booleans(),
     st.sampled_from("CF"),
 )
@@ -118,7 +122,10 @@ def test_random_fields(case: Case, backwards: bool, order: Any) -> None:
     """
     f = case.fields[0]
     for layout in layouts(case, f):
-        coords, found = layout.decomposition.coords_of(layout.rank), walls_of(layout)
+        coords, found = (
+            layout.decomposition.coords_of(layout.rank),
+            walls_of(layout, fixed=case.fixed),
+        )
         fields, right = [], []
         for number in range(2):
             one = expected(case, f, coords, whole_values(case, f, number)).after
@@ -165,7 +172,7 @@ def test_periodic_axes_in_the_same_launch(case: Case, backwards: bool) -> None:
 
 
 @settings(max_examples=trials(60), print_blob=True)
-@given(walls(1, thin=False), st.sampled_from([(), (1,), (1, 3)]), st.booleans())
+@given(perhaps_along_some(walls(1, thin=False)), st.sampled_from([(), (1,), (1, 3)]), st.booleans())
 def test_the_launch_fills_the_cells_of_all_messages(
     case: Case, offsets: tuple[int, ...], corners: bool
 ) -> None:
@@ -180,9 +187,9 @@ def test_the_launch_fills_the_cells_of_all_messages(
     filled, received = np.zeros((2, *layout.padded_shape), int)
     beyond = np.ones(layout.padded_shape, bool)
     beyond[(slice(None),) * len(f.before) + layout.within_walls] = False
-    for box, _ in walls_of(layout, corners).regions(wraps=True):
+    for box, _ in walls_of(layout, corners, case.fixed).regions(wraps=True):
         filled[box] += 1
-    for region in exchange_regions(layout, corners):
+    for region in exchange_regions(layout, corners, case.fixed):
         if region.recv is not None:
             received[region.recv.slices] += 1
     assert filled.max(initial=0) <= 1 and received.max(initial=0) <= 1

@@ -35,6 +35,10 @@ SCALARS: dict[str, tuple[str, Any]] = {
     "q": ("complex", 0.5j),
     "r": ("float", np.array(-2.0)),
 }
+PROFILES: dict[str, tuple[str, tuple[str, Any]]] = {
+    "w": ("float", ("y", np.linspace(-1, 2, SHAPE[1], dtype="f4"))),
+    "l": ("int", ("x", np.arange(2 * SHAPE[0])[::2])),
+}
 
 
 @pytest.fixture
@@ -46,9 +50,11 @@ def grid() -> Any:
 def sample(grid: halox.Grid, seed: int) -> tuple[str, dict[str, Any], Any]:
     """Return a random expression, its arguments, and its values by NumPy: None if NumPy refuses it."""
     rng = np.random.default_rng(seed)
-    writer = Writer(rng, {name: kind for name, (kind, _) in SCALARS.items()})
-    text = writer.write(tuple(FIELDS)[rng.integers(4)], int(rng.integers(1, 5)))
-    named: dict[str, Any] = {name: value for name, (_, value) in SCALARS.items()}
+    others: dict[str, tuple[str, Any]] = {**SCALARS, **PROFILES}
+    writer = Writer(rng, {name: kind for name, (kind, _) in others.items()})
+    kind = tuple(FIELDS)[rng.integers(4)]
+    text = writer.write(kind, int(rng.integers(1, 5)))
+    named: dict[str, Any] = {name: value for name, (_, value) in others.items()}
     for name, dtypes in DTYPES.items():
         dtype = dtypes[rng.integers(len(dtypes))]
         named[name] = grid.full(1, dtype)
@@ -58,9 +64,20 @@ def sample(grid: halox.Grid, seed: int) -> tuple[str, dict[str, Any], Any]:
     known = {
         name: grid.interior(value) if name in DTYPES else value for name, value in named.items()
     }
+    known |= {"w": named["w"][1], "l": named["l"][1][:, None]}
+    known["index_x"] = np.arange(SHAPE[0])[:, None]
     used = {name: named[name] for name in names_in(text) & set(named)}
     try:
-        wanted = evaluated(text, {**known, "index_x": np.arange(SHAPE[0])[:, None]})
+        wanted = evaluated(text, known)
+        if kind != "bool" and seed % 2:
+            lines = {"e": text, "a": "e * e", "value": "a - e"}  # the name of a field, too
+            for name, line in lines.items():
+                wanted = known[name] = evaluated(line, known)
+            text = f"""
+                e = {text}  # the first
+                a = e * e
+                a - e
+            """
     except (OverflowError, ZeroDivisionError, TypeError):  # of Python's numbers and their roots
         return text, used, None
     return text, used, np.broadcast_to(wanted, SHAPE)
@@ -114,8 +131,8 @@ extern "C" void run{n}(const u64* operand, const i64* strides, {type}* out)
 {{
     e{n}::Cells cells = {{operand}};
     for (i64 i = 0; i < {cells}; ++i) {{
-        i64 offset[16];
-        for (i64 n = 0; n < 16; ++n)
+        i64 offset[32];
+        for (i64 n = 0; n < 32; ++n)
             offset[n] = i / {columns} * strides[2 * n] + i % {columns} * strides[2 * n + 1];
         e{n}::Cell in;
         in.load(cells, offset);
@@ -155,7 +172,7 @@ def test_the_kernels_compute_the_same(grid: Any) -> None:
     for n, (text, _, wanted, cells) in enumerate(runs):
         out = np.zeros(SHAPE, "c16" if wanted.dtype.kind == "c" else "f8")
         words = np.array([each.pointer for each in cells], "u8")
-        strides = np.zeros((16, 2), "i8")
+        strides = np.zeros((32, 2), "i8")
         strides[: len(cells)] = [each.strides for each in cells]
         arrays = [ctypes.c_void_p(each.ctypes.data) for each in (words, strides, out)]
         getattr(library, f"run{n}")(*arrays)
@@ -233,11 +250,13 @@ def test_blocks_need_no_whole_temporaries() -> None:
         assert peak < a.nbytes / 8
 
 
+SIXTEEN = "ABCDEFGHIJKLMNOP"
 KERNELS = [
     ("conj(u) / (1 + u)", "sum"),
     ("where(index_x > 2, a, -b) * s + j // 2 % 3", "max"),
     ({"rr": "a * a", "most": "abs(b)", "n": "j > 2"}, {"rr": "sum", "most": "max", "n": "sum"}),
     ("a * b + u", "reproducible sum"),
+    (" + ".join(f"{name} * {name}" for name in SIXTEEN), "sum"),
     ("where((j > 2) | True, a, b) + where(a > b, True, False)", "sum"),
 ]
 
@@ -247,6 +266,7 @@ def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
     """Cells stay in registers, and products are rounded before they are added."""
     require("nvrtc")
     dtypes = {"a": "f8", "b": "f4", "u": "c16", "j": "i8"}
+    dtypes |= dict.fromkeys(SIXTEEN, "f8")
     plain, name = str(text), op if isinstance(op, str) else None
     named: dict[str, Any] = {n: grid.ones(d) for n, d in dtypes.items() if n in names_of(plain)}
     named |= {"s": 0.5} if "* s" in plain else {}
@@ -271,7 +291,7 @@ def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
 
 
 def names_of(text: str) -> set[str]:
-    return set(re.findall(r"\b[a-z]\b", text))
+    return set(re.findall(r"\b[a-zA-Z]\b", text))
 
 
 def test_each_text_is_an_expression_of_its_own(grid: Any) -> None:

@@ -15,6 +15,7 @@ from halox.errors import FieldError
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from halox.sampling.device_points import PointTables, plan_points
+from halox.sampling.records import Record
 from halox.sampling.weights import Corners, adding, owners, reading
 from tests.fakes.cpu_kernels import SHIM, shared_library
 from tests.support import require
@@ -92,6 +93,14 @@ def test_values_and_sources(dtype: str, before: Any, after: Any) -> None:
         total += values
         mine = owners(layout, lower) == rank
         assert not values[~mine].any()
+        own = reading(layout, corners)._replace(rows=np.arange(mine.sum()))
+        rows = plan_points(layout, described, own, len(own.rows), add=False)
+        record = Record(
+            described, layout, own, np, lambda block, row, rows=rows: run(rows, row, block, True)
+        )
+        for step in range(100):  # two chunks
+            record.add(block, step)
+        assert np.array_equal(record.values(100), [values[mine]] * 100)
         if dtype == "?":
             continue
         tables = plan_points(layout, described, adding(layout, corners), POINTS, add=True)

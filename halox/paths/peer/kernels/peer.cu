@@ -11,7 +11,9 @@
 //   TAKE_LL, TAKE_WIDE  unpacked as the packets arrive
 //   TAKE_DIRECT  stored in place by the peer: the kernel only waits for the flags
 //
-// Blocks [0, send_blocks) process the chunks to send and to copy. The other blocks process the chunks to take.
+// Blocks [0, send_blocks) process the chunks to send and to copy. The other blocks process the chunks to take. In an
+// overlapped step two launches share the table: one of the copies alone (ONLY_COPIES), which has no epoch, and one
+// without the copies (NO_COPIES).
 //
 // The epoch is the number of the launch: 1, 2, ... It is in device memory, so that a captured launch can be replayed.
 // The blocks of a launch together add 1 << EPOCH_SHIFT to `state.count`, each when it ends; a block that has not ended
@@ -62,6 +64,9 @@
 #define TAKE_WIDE 7
 #define TAKE_DIRECT 8
 
+#define NO_COPIES 1
+#define ONLY_COPIES 2
+
 #define MOST_SHIFTS 16
 #define EPOCH_SHIFT 12  // a launch has fewer than 2^EPOCH_SHIFT blocks
 
@@ -106,7 +111,8 @@ struct Exchange {
     u64 peers;         // u64[peer_count]: addresses in the peers' memory of this rank's `begun` words
     u64 failure;       // u32[2] in host memory: number of the message + 1, epoch
     u64 limit_ns;      // 0: none
-    u32 peer_count, segments, send_chunks, chunks, send_blocks, unused;
+    u32 peer_count, segments, send_chunks, chunks, send_blocks;
+    u32 parts;         // 0, NO_COPIES or ONLY_COPIES
     u64 shift[MOST_SHIFTS];  // from each array of the table to the array of this launch; shift[0] is 0
 
     __device__ __forceinline__ u64 of_source(const Segment& segment) const { return shift[segment.shifts & 0xffff]; }
@@ -216,6 +222,8 @@ struct Worker {
         const u32 number = at.number;
         const Segment& segment = segments.segment[at.segment];
         const Region& region = segment.region;
+        if (exchange.parts && segment.is<COPY>() == (exchange.parts == NO_COPIES))
+            return true;
         if (segment.begun) {
             const u32 wanted = round.epoch - segment.lag;
             if (!may_wait) {
@@ -450,6 +458,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2) peer_exchange(
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && exchange.parts != ONLY_COPIES)
         add_count(exchange.state, blockIdx.x ? 1 : (1u << EPOCH_SHIFT) - gridDim.x + 1);
 }

@@ -101,7 +101,6 @@ class _MessageEnd:
             self._inbox.engine.notify(self.message.peer, self._theirs)
 
     def step(self) -> None:
-        """Make all progress that is possible now."""
         if self._has_moved or not self._inbox.consume(self._own):
             return
         self._has_moved = True
@@ -192,17 +191,14 @@ class Mlx5Channel(Channel):
         return self
 
     def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
         self.close()
         self.free()
 
     def check(self) -> None:
-        """Refuse a stream that is being captured."""
         if self._gpu is not None:
             self._gpu.check()
 
     def start(self) -> None:
-        """Let the peers write."""
         self.run()
         STARTED_STEPS[self] = self._step
 
@@ -262,7 +258,6 @@ class Mlx5Channel(Channel):
         STARTED_STEPS.pop(self, None)
 
     def free(self) -> None:
-        """Release the keys; no rank uses them any longer."""
         self._ends = []
         for own in self._own.values():
             self._keys.release(own)

@@ -163,7 +163,6 @@ class Mlx5Engine:
         )
 
     def destroy_key(self, key: MemoryKey) -> None:
-        """Destroy a key."""
         self._unmap(key)
         key.mkey.close()
 
@@ -251,7 +250,6 @@ class Mlx5Engine:
         key: MemoryKey | None,
         what: str,
     ) -> None:
-        """Post one work request."""
         qp = link.pair.qp
         self._numbers += 1
 
@@ -299,7 +297,6 @@ class Mlx5Engine:
             self._poll(link, peer)
 
     def complete(self) -> None:
-        """Wait until all posted writes are complete."""
 
         def behind() -> list[int]:
             self.progress()
@@ -325,7 +322,6 @@ class Mlx5Engine:
         return arrivals
 
     def close(self) -> None:
-        """Destroy the connections and registrations."""
         for pair in (*self._pairs.values(), self._mapper.pair):
             pair.close()
         for one in self._registrations:

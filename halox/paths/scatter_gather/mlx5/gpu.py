@@ -36,7 +36,6 @@ class GpuArrays:
         return Memory(array.pointer, *segment, self._arena.device)
 
     def check(self) -> None:
-        """Refuse a stream that is being captured."""
         self._streams.check()
 
     def begin(self) -> None:
@@ -46,7 +45,6 @@ class GpuArrays:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the stream has reached this point."""
         return bool(self._event.done)
 
     def end(self) -> None:

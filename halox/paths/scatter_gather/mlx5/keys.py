@@ -63,11 +63,9 @@ class KeyPool:
         return taken
 
     def put_back(self, keys: Sequence[MemoryKey]) -> None:
-        """Return keys to the pool that are no longer in use."""
         self._free += keys
 
     def close(self) -> None:
-        """Destroy all keys, which must have been put back."""
         for key in self._free:
             self._engine.destroy_key(key)
         self._free = []
@@ -81,7 +79,6 @@ class Registrations:
         self._known: dict[tuple[int, int], tuple[Registration, weakref.ref[object] | None]] = {}
 
     def find(self, memory: Memory) -> Registration:
-        """Return the registration of some memory."""
         place = memory.address, memory.nbytes
         known, owner = self._known.get(place, (None, None))
         if known is not None and owner is not None and owner() is memory.owner:

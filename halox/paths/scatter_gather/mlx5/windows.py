@@ -44,7 +44,6 @@ class Registration:
         self.n_keys, self.has_ended = 0, False
 
     def close_if_unused(self) -> None:
-        """End the registration if nobody needs it any longer."""
         if self.has_ended and not self.n_keys and self.mr is not None:
             self.mr.close()
             self.mr = None
@@ -73,19 +72,16 @@ class MessageBlocks:
 
     @classmethod
     def of(cls, message: Message) -> MessageBlocks:
-        """List the blocks of a message."""
         blocks = blocks_of(message)
         arrays, array_of = np.unique(blocks.arrays, return_inverse=True)
         return cls(tuple(arrays.tolist()), array_of, blocks.offsets, blocks.lengths)
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks."""
         return int(self.lengths.size)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the message."""
         return int(self.lengths.sum())
 
     @cached_property
@@ -155,7 +151,6 @@ class Window(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the window."""
         return int(self.lengths.sum())
 
     @property

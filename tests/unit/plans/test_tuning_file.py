@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from halox.errors import HaloxError
 from halox.plans.calibration import FORMAT, Fingerprint, load, save, tuning_file
 from halox.plans.costs import Costs
-from halox.runtime.user_files import MOST_BYTES, read_json, write_json
 from tests.support import trials
 
 HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
@@ -101,11 +100,8 @@ def test_any_tuning_file_is_used_or_ignored(cache: Path) -> None:
 
 
 STRANGE = {
-    "a pipe that nobody writes to": os.mkfifo,
-    "an endless device": lambda path: os.symlink("/dev/zero", path),
     "a link to itself": lambda path: os.symlink(path, path),
-    "a file of several GiB": lambda path: (path.touch(), os.truncate(path, 1 << 33)),
-    "brackets": lambda path: path.write_text("[" * (MOST_BYTES - 1)),
+    "brackets": lambda path: path.write_text("[" * 100_000),
     "an integer that Python does not read": lambda path: path.write_text("9" * 5000),
 }
 
@@ -121,14 +117,6 @@ def test_strange_files_are_ignored_at_once(cache: Path, make: Any) -> None:
     assert loaded(path) == Costs.default() and path.is_file()
 
 
-def test_other_set_ups_that_cannot_be_written_again_are_left_out(cache: Path) -> None:
-    other = {"fingerprint": {"gpu": "x"}, "costs": math.nan}
-    cache.mkdir()
-    tuning_file().write_text(json.dumps({"format": FORMAT, "entries": [other]}))
-    save(HERE, Costs.default())
-    assert load(HERE) == Costs.default()
-
-
 def test_a_file_that_finds_no_room_leaves_nothing_behind(cache: Path) -> None:
     save(HERE, Costs.default())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -140,16 +128,3 @@ def test_a_file_that_finds_no_room_leaves_nothing_behind(cache: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(cache) == ["tuning.json"]
     assert loaded(cache / "tuning.json") == Costs.default()
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "file.json"
-    write_json(path, {"a": [1, "\ud800"]})
-    assert read_json(path) == {"a": [1, "\ud800"]}
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    for value in (math.nan, deep):
-        with pytest.raises(ValueError):
-            write_json(path, value)
-    assert read_json(path) == {"a": [1, "\ud800"]}
