@@ -219,7 +219,8 @@ def install(recorder: Recorder, device: str) -> None:
         recorder.wrap(Grid, name)
     for name in ("__call__", "start", "overlap", "steps"):
         recorder.wrap(Plan, name)
-    recorder.wrap(Points, "get")  # calls `Grid.allreduce` on several ranks only
+    for name in ("get", "collect"):  # they call `Grid.allreduce`, on several ranks only
+        recorder.wrap(Points, name)
 
 
 def main() -> None:
