@@ -243,13 +243,12 @@ class FieldLayouts:
         return layout
 
     def _inferred(self, shape: tuple[int, ...]) -> tuple[FieldLayout, bool]:
-        """Infer a layout from a shape, and whether the array has no halo and needs none; raises `FieldError`."""
+        """Infer a layout from a shape, and whether the array lacks a halo; raises `FieldError`."""
         none = tuple((0, 0) for _ in self._halo)
         plain = self.of(FieldSpec(self._halo)).padded_shape
         specs = [FieldSpec(self._halo, *axes) for axes in component_axes(shape, plain)]
         declared = [] if len(specs) == 1 else [layout.spec for layout in self.of_shape(shape)]
         specs = declared or specs
-        lacks_halo = not specs
         if all(spec.halo != none for spec in specs):
             cells = self._decomposition.rank_shape(self._rank)
             specs = specs + [FieldSpec(none, *axes) for axes in component_axes(shape, cells)]
@@ -273,6 +272,8 @@ class FieldLayouts:
             ways = ways_to_declare(dict.fromkeys(specs), self._halo)
             raise _ambiguous("array", shape, len(specs), ways, f" ({expected})")
         spec = specs[0] if declared else replace(specs[0], boundary=self._boundary)
+        # Also if fields without halo have been declared: an exchange of another array by mistake would do nothing.
+        lacks_halo = self._halo != none and spec.halo == none and not any(spec.staggered)
         return self.of(spec), lacks_halo
 
     def of_whole(self, shape: tuple[int, ...], name: str, call: str) -> FieldOptions:

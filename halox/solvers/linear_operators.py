@@ -88,7 +88,9 @@ def linear_operator(domain: Domain, apply: Callable[..., object], fields: Any) -
             raise FieldError(
                 f"apply must be a function of fields, as in apply(u, out), got {shown(apply)}"
             )
-        dtypes = sorted({str(np.dtype(domain.layouts.read(field)[0].dtype)) for field in given})
+        dtypes = sorted(
+            {str(np.dtype(domain.layouts.read(field, halo=True)[0].dtype)) for field in given}
+        )
         if len(dtypes) != 1 or dtypes[0].rstrip("0123456789") not in ("float", "complex"):
             raise FieldError(
                 f"fields must be arrays of one real or complex dtype, got {dtypes}; convert them by astype"

@@ -163,6 +163,10 @@ def test_a_halo_that_a_call_needs_is_an_error_on_all_ranks(comm: MPI.Intracomm) 
             with pytest.raises(FieldError, match=r"array.* without their halo"):
                 call(u if g.rank == g.size - 1 else padded)
         assert np.isclose(g.sum(u), values(7, 10).sum())
+        declared = g.zeros_like(u)  # has no halo
+        g.exchange(declared)
+        with pytest.raises(FieldError, match=r"array.* without their halo"):
+            g.exchange(u)
     with grid(comm, halo=0) as g:
         g.exchange(cells(g, values(7, 10)))
 
