@@ -78,10 +78,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Global number of cells per axis, without halos. It need not be a multiple of the number of ranks.
     halo : int, or one per axis, or (low, high) per axis
         Halo widths: the number of neighbour cells per side that each rank keeps a copy of. A halo may be wider than
-        the neighbours' blocks. The rank then receives from every rank that owns some of the cells. Along a periodic
-        axis the halo is no wider than the grid.
+        the neighbours' blocks, but along a periodic axis no wider than the grid.
     periodic : bool or one per axis, optional
-        Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
+        Whether the first cell is the upper neighbour of the last cell; False by default.
     proc_shape : int or sequence of int, optional
         Ranks per axis; halox chooses each number that is 0 or None, for few halo bytes in long blocks of memory, which
         faces along the last axis do not have. If possible, it chooses blocks at least as wide as the halo.
@@ -139,31 +138,21 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
     Attributes
     ----------
-    rank, size : int
-        Number of this rank, and number of ranks.
-    comm : mpi4py.MPI.Intracomm
-        The private duplicate of the communicator.
+    rank, size, comm : int, int, mpi4py.MPI.Intracomm
+        Number of this rank, number of ranks, and the private duplicate of the communicator.
     grid_shape, rank_shape, padded_shape : tuple of int
         Per axis, the cells of the whole grid, the cells that this rank owns, and these plus the halo: the shape of a
         field on this rank.
     proc_shape, proc_coords : tuple of int
         Ranks per axis, and the coordinates of this rank among them.
-    dims : tuple of str
-        Names of the axes.
     coords : mapping of str to numpy.ndarray
         Coordinates of all cells ("x") and faces ("x_face") of the whole grid; empty without coordinates.
-    halo : tuple of (int, int)
-        Low and high halo width per axis.
-    periodic : tuple of bool
-        Per axis, whether the first cell is the upper neighbour of the last cell.
+    halo, periodic, dims : tuple
+        These parameters, with an entry for each axis; halo widths are pairs (low, high).
     owned : tuple of slice
         Global indices of this rank's cells.
-    device : {"cpu", "gpu"}
-        Memory of the fields.
-    device_id : int or None
-        Number of this rank's GPU; None on the host.
-    xp : module
-        ``numpy`` or ``cupy``, the module of the fields' arrays.
+    device, device_id, xp : str, int or None, module
+        "cpu" or "gpu", the number of this rank's GPU, and ``numpy`` or ``cupy``.
     reproducible : bool
         Whether reductions are reproducible by default.
     domain : Domain
@@ -603,10 +592,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         dims: Sequence[str] | None = None,
         part: Literal["whole", "block", "halo"] = "whole",
     ) -> FieldArray:
-        """Make a field from an `xarray.DataArray`, which holds the whole field or a rank's part; collective.
-
-        See `halox.xarray.from_dataarray`.
-        """
+        """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
         labelled = self._world.attempt(lambda: import_module("halox.xarray"), "from_dataarray")
         made: FieldArray = labelled.from_dataarray(self, array, dims=dims, part=part)
@@ -631,8 +617,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Notes
         -----
         Collective among neighbours. The first call with new fields of the grid, or with arrays of a new layout, dtype
-        or strides, makes a plan and is collective over all ranks. Changing the shape, dtype or writability of a NumPy
-        array, or declaring another layout, also triggers a new plan. The last 512 plans are kept. Ordered with CuPy's
+        or strides, makes a plan and is collective over all ranks; the last 512 plans are kept. Ordered with CuPy's
         current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
         key: Hashable = self.corners if corners is None else as_bool(corners)

@@ -32,7 +32,7 @@ from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
 # Extra time of a contiguous block of memory, in float64 cells of rows sent to another rank of the node. Measured by
-# faces in blocks of 8 bytes beside faces in rows (docs/performance/log.md): 0.2 to 4 on two H200, with a median of 1.3,
+# faces in blocks of 8 bytes beside faces in rows (docs/performance/log.md): 0.2 to 4 on two H200, with a median of 1.7,
 # and 2 to 3 on CPUs.
 _BLOCK_CELLS = {"cpu": 3, "gpu": 1}
 
