@@ -29,12 +29,12 @@ from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.plans.device_loop import Loop
 from halox.plans.plan import Plan
-from halox.sampling.points import Points
 from halox.reductions.statistics import starts_of
 from halox.runtime.arrays import as_ndarray
 from halox.runtime.gpu.devices import as_device_array, to_host
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import load_mpi
+from halox.sampling.points import Points
 
 _SUMS = ("sum", "mean", "norm", "dot", "reduce", "allreduce")
 _RESULTS = (*_SUMS, "min", "max", "argmin", "argmax", "histogram", "gather")
