@@ -251,9 +251,10 @@ class Points(Unique):
         records = self._known.find(None, fields)
         if records is None or records is not self._records:
             records = self._records_of(fields)
-        for record, field in zip(records, fields, strict=False):
-            record.add(field, self._steps)
-        self._steps += 1
+        step = self._steps
+        for number, record in enumerate(records):
+            record.add(fields[number], step)
+        self._steps = step + 1
 
     @single_threaded
     def collect(self, *, root: int | None = None) -> Any:
