@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -304,9 +304,10 @@ class FFT(Closing):
         sides = (
             f"{grid.grid_shape} on {grid.proc_shape} ranks" for grid in (self.physical, self.grid)
         )
+        transposes = len(self._schedule.stages) - 1
         return (
             f"<halox.FFT {kind} {' to '.join(sides)}, axes {self.axes}, norm {self.norm!r}, "
-            f"{len(self._schedule.stages) - 1} transpose(s){self._advice}"
+            f"{transposes} transpose(s){self._advice(transposes)}"
             f"{', dealias' if self.dealias else ''}"
             f"{', closed' if self._closed else ''}>"
         )
@@ -326,15 +327,12 @@ class FFT(Closing):
         base, shape = self._base, self._base.grid_shape
         half = self.axes[-1] if self.real else None
         modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
-        best = fewest_transposes(shape, modes, base.size, self.axes, half)
-        if base in self._grids and best and best[0].parts != base.proc_shape:
+        self._fewest = cache(partial(fewest_transposes, shape, modes, base.size, self.axes, half))
+        if base in self._grids and (best := self._fewest()) and best[0].parts != base.proc_shape:
             procs = best[0].parts
             base = self._new_grid(shape, halo=0, periodic=True, proc_shape=procs)
         stages = find_stages(shape, modes, base.proc_shape, self.axes, half)
-        self._advice = ""
-        if best and len(best) < len(stages):
-            self._advice = f" ({len(best) - 1} with proc_shape={best[0].parts})"
-            self._warn(len(stages) - 1)
+        self._warn(len(stages) - 1)
         fine = tuple(
             padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
         )
@@ -368,11 +366,20 @@ class FFT(Closing):
         is_chosen = isinstance(options["comm"], self._world.mpi.Cartcomm) or any(
             options[name] is not None for name in ("proc_shape", "blocks")
         )
-        if base.rank == 0 and not np.any(base.halo) and not is_chosen:
+        if base.rank or np.any(base.halo) or is_chosen or base in self._grids:
+            return
+        if advice := self._advice(transposes):
             _warn_once(
-                f"this FFT takes {transposes} transpose(s) on proc_shape={base.proc_shape}{self._advice}; make a grid "
-                f"with that proc_shape, or halox.FFT({base.grid_shape}), which makes it"
+                f"this FFT takes {transposes} transpose(s) on proc_shape={base.proc_shape}{advice}; make a grid with "
+                f"that proc_shape, or halox.FFT({base.grid_shape}), which makes it"
             )
+
+    def _advice(self, transposes: int) -> str:
+        """Return the process grid that takes fewer transposes, if there is one."""
+        best = self._fewest()
+        if best is None or len(best) > transposes:
+            return ""
+        return f" ({len(best) - 1} with proc_shape={best[0].parts})"
 
     def _new_grid(self, shape: Sequence[int], **options: Any) -> Grid:
         base = self._base

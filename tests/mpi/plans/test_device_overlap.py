@@ -31,7 +31,7 @@ def overlap_of(mode: Any, remote_us: float, extent: int = 96, axis: int = 0) -> 
     domain = decompose(shape, 3, periodic=sides, proc_shape=procs)
     layout = FieldLayout(domain, 1, FieldSpec(((1, 1), (1, 1))))
     described = replace(describe(np.empty(layout.padded_shape)), device=0)
-    return DeviceOverlap(layout, 1, mode, (), described, remote_us)
+    return DeviceOverlap(layout, 1, mode, (), (), described, remote_us)
 
 
 @pytest.mark.ranks(1)
