@@ -134,6 +134,8 @@ class Recorder:
         self._is_counted = grid.size > 1 or self._rank == 0
         frames = list(islice(_frames(currentframe()), _MOST_FRAMES))
         self._place = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames]
+        if self._number in self._saved:  # first, since swapped fields have one name and place
+            self._find_stale(fields if name == "exchange" else ())
         for number, field in enumerate(fields, 1):
             try:
                 layout = grid.layout(field)
@@ -146,8 +148,6 @@ class Recorder:
             if name == "exchange" and self._saved:
                 others = {k: v for k, v in self._exchanged.items() if v[0] is not field}
                 self._exchanged = others | {(label, *self._place): (field, grid, record)}
-        if self._number in self._saved:
-            self._find_stale(fields if name == "exchange" else ())
         return True
 
     def _write_result(self, name: str, result: Any) -> None:

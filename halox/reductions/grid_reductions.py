@@ -113,7 +113,7 @@ class GridReductions:
         field: FieldLike | str,
         out: Any = None,
         *,
-        axis: int | Sequence[int] | None = None,
+        axis: int | str | Sequence[int | str] | None = None,
         reproducible: bool | None = None,
         **named: Any,
     ) -> Any:
@@ -126,9 +126,9 @@ class GridReductions:
             grid's device; or an expression of fields that are given by keyword, as for `reduce`.
         out : array, optional
             Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
-        axis : int or sequence of int, optional
-            Grid axes to sum over. Component axes are kept: all grid axes give one sum per component. The hosts of the
-            ranks then synchronize in every call.
+        axis : int, str, or sequence of these, optional
+            Grid axes to sum over, by number or name. Component axes are kept: all grid axes give one sum per
+            component. The hosts of the ranks then synchronize in every call.
         reproducible : bool, optional
             Whether the sum of floats is exact and rounded once (docs/allreduce.md): the same bits on any number of
             ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
@@ -181,7 +181,7 @@ class GridReductions:
         self,
         field: FieldLike | str,
         *,
-        axis: int | Sequence[int] | None = None,
+        axis: int | str | Sequence[int | str] | None = None,
         reproducible: bool | None = None,
         **named: Any,
     ) -> Any:
@@ -203,7 +203,8 @@ class GridReductions:
         total = self.sum(field, axis=axis, reproducible=reproducible, **named)
         one = next((each for each in named.values() if getattr(each, "shape", ())), field)
         layout = self.domain.layouts.find(one)
-        return total / prod(layout.global_shape[n] for n in array_axes(layout, axis))
+        axes = array_axes(layout, axis, self.domain.labels.dims)
+        return total / prod(layout.global_shape[n] for n in axes)
 
     def std(self, field: FieldLike) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
@@ -284,7 +285,7 @@ class GridReductions:
         field: FieldLike | str,
         out: Any = None,
         *,
-        axis: int | Sequence[int] | None = None,
+        axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
@@ -299,7 +300,7 @@ class GridReductions:
         field: FieldLike | str,
         out: Any = None,
         *,
-        axis: int | Sequence[int] | None = None,
+        axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""

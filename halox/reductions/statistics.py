@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
+from halox.decomposition.normalise import axis_number
 from halox.domain import Domain
 from halox.errors import FieldError
 from halox.reductions.cells import cells_of
@@ -19,7 +20,7 @@ from halox.reductions.host.cell_sums import merged
 from halox.reductions.operations import result_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import as_device_array, to_host
-from halox.values import as_entries, as_int, check_unmasked, shortened, shown
+from halox.values import as_entries, check_unmasked, shortened, shown
 
 _REDUCING = "a reduction"
 _Alike = dict[str, object]
@@ -34,7 +35,7 @@ def over_axes(
     def part(own: Any, layout: FieldLayout) -> tuple[Any, _Alike, None]:
         if out is not None:
             raise FieldError("out: results over axes are new arrays; leave out one of out and axis")
-        axes = array_axes(layout, axis)
+        axes = array_axes(layout, axis, domain.labels.dims)
         if layout.spec.parity is not None:
             raise FieldError(f"axis: a field of one parity has no {op} over axes; leave out axis")
         operation, dtype = find_field_operation(op, (own.dtype,), False)
@@ -49,16 +50,13 @@ def over_axes(
     return allreduce(whole, op)[()]
 
 
-def array_axes(layout: FieldLayout, axis: object) -> tuple[int, ...]:
+def array_axes(layout: FieldLayout, axis: object, dims: Sequence[str]) -> tuple[int, ...]:
     """Return the axes of a field's array that are the given grid axes, or all axes for None."""
     if axis is None:
         return tuple(range(len(layout.padded_shape)))
-    ndim, entries = layout.spec.ndim, [as_int(entry) for entry in as_entries(axis)]
-    axes = tuple(n % ndim for n in entries if n is not None and -ndim <= n < ndim)
-    if not axes or len(set(axes)) < len(entries):
-        raise FieldError(
-            f"axis: expected different grid axes, 0 to {ndim - 1}, got {shown(axis)}; component axes are always kept"
-        )
+    axes = tuple(axis_number(entry, dims) for entry in as_entries(axis))
+    if not axes or len(set(axes)) < len(axes):
+        raise FieldError(f"axis: give different grid axes, got {shown(axis)}")
     return tuple(len(layout.spec.components_before) + n for n in axes)
 
 

@@ -296,6 +296,8 @@ class Points(Unique):
     @short_errors
     def _records_of(self, fields: tuple[FieldLike, ...]) -> list[Record]:
         """Return the records of fields, in the first step new ones, after a check of layouts and dtypes."""
+        if not fields:
+            raise FieldError("fields: no field given; pass one or more fields of this grid")
         domain, reads = self._domain, [self._read(field) for field in fields]
         launch = None if domain.device_id is None else self._launch_record
         if not self._steps:

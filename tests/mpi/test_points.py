@@ -246,6 +246,8 @@ def test_records_of_structs_and_other_fields(comm: MPI.Intracomm) -> None:
         points = halox.Points(grid, [(7, 5), (0, 0), (4, 3)])
         s = grid.zeros([("a", "i1"), ("b", "f8")])
         grid.interior(s)["b"] = 10 * grid.indices()[0] + grid.indices()[1]
+        with pytest.raises(FieldError, match="no field given"):
+            points.record()
         points.record(s)
         for others in ((s, s), (grid.zeros(),), (grid.zeros(s.dtype, halo=2),), ()):
             with pytest.raises(FieldError, match="fields"):

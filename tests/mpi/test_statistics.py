@@ -98,9 +98,14 @@ def test_extremes_over_axes_of_nan_and_infinity(comm: MPI.Intracomm) -> None:
     with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
         u = grid.scatter(whole)
         for name in ("min", "max"):
-            for axis in (0, 1):
-                found, right = getattr(grid, name)(u, axis=axis), getattr(whole, name)(axis=axis)
-                assert agree(np.array_equal(found, right, equal_nan=True), comm)
+            for axis, dim in enumerate("xy"):
+                right = getattr(whole, name)(axis=axis)
+                for given in (axis, dim):
+                    found = getattr(grid, name)(u, axis=given)
+                    assert agree(np.array_equal(found, right, equal_nan=True), comm)
+        assert agree(
+            np.array_equal(grid.mean(u, axis="x"), whole.mean(axis=0), equal_nan=True), comm
+        )
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e9])
@@ -257,6 +262,10 @@ def on_grid(call: Callable[[halox.Grid, Any, int], object]) -> Callable[[MPI.Int
 
 FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     "a sum over an axis that the grid lacks": (lambda g, u, rank: g.sum(u, axis=2), "axis"),
+    "a sum over an axis by its number and its name": (
+        lambda g, u, rank: g.sum(u, axis=("x", 0)),
+        "different grid axes",
+    ),
     "a sum over an axis of a field of one parity": (
         lambda g, u, rank: g.sum(g.ones(parity="even"), axis=0),
         "axis",

@@ -96,12 +96,31 @@ for step in range(4):
 """
 
 
-def test_a_reduction_names_the_old_halo(tmp_path: Path) -> None:
+SPLIT = """
+import halox
+grid = halox.Grid((9, 6), periodic=True, device="cpu")
+u, v = grid.random(1), grid.zeros()
+for step in range(3):
+    grid.exchange(u, axes="y")  # and the step reads along x
+    v[1:-1, 1:-1] = 0.9 * u[1:-1, 1:-1] + 0.1 * u[2:, 1:-1]
+    u, v = v, u
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "old"),
+    [
+        (FORGETFUL, "norm of u, call 5", "u, call 3"),
+        *full((SPLIT, "exchange of u, call 3", "u, call 2")),
+    ],
+)
+def test_the_old_halo_is_named(text: str, first: str, old: str, tmp_path: Path) -> None:
+    """Also of arrays that swap their names, and if only the halo along another axis was filled."""
     script = tmp_path / "forgetful.py"
-    script.write_text(FORGETFUL)
+    script.write_text(text)
     ended = support.halox("run", str(script), "-n", "3", "--compare", "2")
-    assert "first difference is in norm of u, call 5\n" in ended.stdout, ended.stdout
-    assert "its halo is old: exchange of u, call 3\n" in ended.stdout
+    assert f"first difference is in {first}\n" in ended.stdout, ended.stdout
+    assert re.findall(r"its halo is old: exchange of (.*)", ended.stdout) == [old]
 
 
 @pytest.mark.parametrize(
