@@ -337,7 +337,9 @@ class DeviceReduction:
 
     def bind(self, *call: Any) -> Launch | None:
         """Return the launch for the arrays of a call, None if the reduction takes several steps."""
-        return None if self._allreduces else self._program.bind(self._kernel, *call)
+        if self._allreduces or self._kernel is None:
+            return None
+        return self._program.bind(self._kernel, *call)
 
     def refuse(self, error: Exception) -> None:
         """Raise the error: on all ranks if the host takes part in an allreduce, else only here."""
