@@ -112,17 +112,6 @@ class ReductionPlan:
         """Bytes of a rank's memory."""
         return self.partials_offset + rounded_up(self.partial_bytes, _ALIGNMENT)
 
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Part of the plan that must be equal on all ranks."""
-        shape = self.threads if self.chunk_elements == self.threads else 0
-        return (
-            self.function,
-            *(text for _, text in self.defines),
-            *(getattr(self, name) for name in _SHARED),
-            shape,
-        )
-
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
         """Return the kernel's parameter without ``source`` and ``target``, shape (1,) of ALLREDUCE."""
         parameters = np.zeros(1, ALLREDUCE)

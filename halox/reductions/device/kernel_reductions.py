@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from halox.errors import (
-    ExchangeTimeoutError,
-    HaloxError,
-    MismatchError,
-    StateError,
-)
+from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
 from halox.reductions.device.field_plans import (
     check_aligned,
@@ -31,9 +26,7 @@ from halox.reductions.device.field_plans import (
     plan_memory,
     plan_value,
 )
-from halox.reductions.device.kernel_plans import (
-    ReductionPlan,
-)
+from halox.reductions.device.kernel_plans import ReductionPlan
 from halox.reductions.field_operations import FieldOperation
 from halox.reductions.prepared import Launch
 from halox.runtime.arrays import Array, Described, DType
@@ -63,8 +56,8 @@ Address = ctypes.c_uint64
 Layout = tuple[Sequence[Address], PreparedLaunch]
 """Places of the addresses of the fields' cells in a launch's argument, and the launch."""
 
-_KernelRecord = tuple[Mapping[SegmentKey, bytes], Place, tuple[object, ...]]
-"""Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
+_KernelRecord = tuple[Mapping[SegmentKey, bytes], Place]
+"""Description of a rank for its peers: handles of its memory, and its place there."""
 
 
 class _PlannedReduction:
@@ -88,24 +81,18 @@ class _PlannedReduction:
             runtime.deviceSynchronize()
 
     def record(self) -> _KernelRecord:
-        """Return this rank's memory and plan for the remaining ranks."""
+        """Return this rank's memory for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
-        return self._arena.handles([place]), place, self.plan.signature
+        return self._arena.handles([place]), place
 
     def open(self, records: list[_KernelRecord]) -> Self:
         """Map the memory of the remaining ranks and lay out the launch."""
-        assert self._block is not None
-        plan, rank = self.plan, self._world.rank
-        for other, (handles, _, signature) in enumerate(records):
-            if signature != plan.signature:
-                raise MismatchError(
-                    f"rank {other} reduces by {signature}, rank {rank} by {plan.signature}; give all ranks the "
-                    "same shape, dtype and operation"
-                )
+        rank = self._world.rank
+        for other, (handles, _) in enumerate(records):
             if other != rank:
                 self._arena.open(handles)
-        self._set_memory(rank, [self._arena.pointer(place) for _, place, _ in records])
+        self._set_memory(rank, [self._arena.pointer(place) for _, place in records])
         return self
 
     def open_alone(self) -> None:
