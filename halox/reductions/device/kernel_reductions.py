@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
@@ -19,13 +20,7 @@ import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
-from halox.reductions.device.field_plans import (
-    check_aligned,
-    field_row,
-    plan_field,
-    plan_memory,
-    plan_value,
-)
+from halox.reductions.device.field_plans import ONE_VALUE, check_aligned, field_row, plan_field
 from halox.reductions.device.kernel_plans import ReductionPlan
 from halox.reductions.field_operations import FieldOperation
 from halox.reductions.prepared import Launch
@@ -261,7 +256,7 @@ class FieldReduction(_PlannedReduction):
 
     def _memory(self) -> ReductionPlan:
         """Plan the memory of all launches."""
-        return plan_memory(self._operation, self._dtype, self._ranks, sms=self._sms)
+        return plan_field(self._operation, self._dtype, ONE_VALUE, self._ranks, sms=self._sms)
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         super()._set_memory(place, memory)
@@ -301,7 +296,7 @@ class FieldReduction(_PlannedReduction):
     def _layout(self, cells: Sequence[Described]) -> Layout:
         row = self._row(cells)
         assert row is not None  # `supports` has returned True
-        plan = plan_field(self._operation, self._dtype, row, self.plan.ranks, sms=self._sms)
+        plan = plan_field(self._operation, self._dtype, row, self._ranks, sms=self._sms)
         return self._layout_of_row(plan, row)
 
     def _layout_of_row(self, plan: ReductionPlan, row: StridedRow) -> Layout:
@@ -338,8 +333,11 @@ class FieldReduction(_PlannedReduction):
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
         layout = self._launches.get("value")
         if layout is None:
-            plan = plan_value(self._operation, self._dtype, self.plan.ranks, sms=self._sms)
-            layout = self._launches["value"] = self._layout_of_row(plan, StridedRow(0, 0, 1, ()))
+            local = "Words" if self._operation.is_exact else "Value"
+            operation = replace(self._operation, local=local)
+            dtype = self._operation.accumulator(self._dtype)
+            plan = plan_field(operation, dtype, ONE_VALUE, self._ranks, sms=self._sms)
+            layout = self._launches["value"] = self._layout_of_row(plan, ONE_VALUE)
         self._launch_at(layout, [value], target, stream)
 
     def _launch_at(
