@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from halox.errors import DeviceError, FieldError, HaloxError, raising
+from halox.errors import DeviceError, FieldError, HaloxError
 from halox.reductions.cells import cells_of
 from halox.reductions.device.device_algorithms import (
     DeviceAlgorithm,
@@ -76,7 +76,7 @@ class DeviceReductions(HostArrays):
                 target = new() if out is None else self._target(out, dtype)
             except HaloxError as error:
                 if reduction is None:
-                    self._refuse_call(name, kind, error)
+                    self.refuse(name, error, kind)
                 reduction.refuse(error)
                 raise
             if reduction is None:
@@ -168,17 +168,6 @@ class DeviceReductions(HostArrays):
         check_out(described, None, dtype)
         return as_device_array(out)
 
-    def _refuse_call(self, name: str, kind: Signature, error: HaloxError) -> NoReturn:
-        """Raise an error of a call of some kind: by its reduction, else on all ranks, which then make a reduction."""
-        if not self.fields.refuse(error, *kind):
-            self._refuse_making(name, error)
-        raise error
-
-    def _refuse_making(self, name: str, error: Exception) -> None:
-        """Raise an error of this rank on all ranks, while they make a reduction."""
-        self._world.begin(name)
-        self._world.attempt(raising(error), _DOING)
-
     def _made(
         self, signature: Signature, program: Program, what: str, compared: Mapping[str, object]
     ) -> DeviceReduction:
@@ -214,7 +203,7 @@ class DeviceReductions(HostArrays):
                     self._target(*each) for each in zip(request.outs, call.dtypes, strict=False)
                 ]
             except HaloxError as error:
-                self._refuse_call(request.call, request.title, error)
+                self.refuse(request.call, error, request.title)
             signature = (*request.title, call.meaning)
             reduction = self.fields.reductions.get(signature)
             if reduction is None:
@@ -230,9 +219,12 @@ class DeviceReductions(HostArrays):
             self.fields.prepare(key, arrays, None, lambda: bind(request, call, outs))
             return request.returned([*request.outs] or outs)
 
-    def refuse(self, name: str, error: HaloxError) -> NoReturn:
-        """Raise the error of a call's argument; see `HostArrays.refuse`."""
-        if not self.fields.refuse(error, name):
+    def refuse(self, name: str, error: HaloxError, kind: Signature = ()) -> NoReturn:
+        """Raise the error of a call's argument: by the call's reduction, else on all ranks, which then make one.
+
+        The signatures of the call's reductions begin with ``kind``, or with its name.
+        """
+        if not self.fields.refuse(error, *(kind or (name,))):
             super().refuse(name, error)
         raise error
 
@@ -248,7 +240,7 @@ class DeviceReductions(HostArrays):
                 signature = "gpu", op, is_exact, described.shape, described.dtype.str
             except HaloxError as error:
                 if not self.arrays.refuse(error, "gpu"):
-                    self._refuse_making("allreduce", error)
+                    super().refuse("allreduce", error)
                 raise
             reduction = self.arrays.reductions.get(signature)
             if reduction is None:
