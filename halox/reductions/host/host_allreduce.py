@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -194,28 +194,15 @@ class HostAllreduce:
 
     def _memory(self, array: Any, out: Any) -> tuple[Array, Array]:
         """Return contiguous host arrays: the values, and memory for the result, which is ``out`` itself if possible."""
-        if self._is_plain(array):
-            source = array.reshape(-1)
-        else:
-            source = np.require(self._on_host(array), requirements=["C", "A"]).reshape(-1)
+        source = np.require(self._on_host(array), requirements=["C", "A"]).reshape(-1)
         if out is not None:
-            if not self._is_plain(out):
-                check_out(describe(out, "out"), self.shape, self.dtype)
+            check_out(describe(out, "out"), self.shape, self.dtype)
             target = as_ndarray(out)
             if isinstance(target, np.ndarray) and target.flags.carray:
                 same = target.ctypes.data == source.ctypes.data
                 if same or not np.may_share_memory(target, source):
                     return source, target.reshape(-1)
         return source, np.empty(source.shape, self.dtype)
-
-    def _is_plain(self, array: object) -> TypeGuard[Array]:
-        """Whether an array is a NumPy array of the right form, C-contiguous, aligned and writable."""
-        return (
-            type(array) is np.ndarray
-            and array.dtype == self.dtype
-            and array.shape == self.shape
-            and array.flags.carray
-        )
 
     def _delivered(self, array: object, result: Array, out: object) -> object:
         if out is None:
@@ -225,7 +212,11 @@ class HostAllreduce:
                 return result[()]
             device = describe(array).device
             return result if device is None else array_module(device).asarray(result)
-        deliver(result, out)
+        target = as_ndarray(out)
+        if not isinstance(target, np.ndarray):
+            as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
+        elif not np.may_share_memory(target, result):
+            target[...] = result
         return out
 
     def _raise_mismatch(self) -> NoReturn:
@@ -249,12 +240,3 @@ class HostAllreduce:
         """Free memory and communicators; collective."""
         if self._large is not None:
             self._large.close()
-
-
-def deliver(result: Array, out: object) -> None:
-    """Copy a result to an array, on the host or a GPU."""
-    target = as_ndarray(out)
-    if not isinstance(target, np.ndarray):
-        as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
-    elif not np.may_share_memory(target, result):
-        target[...] = result
