@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite, nan, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -98,24 +98,16 @@ class DeviceReductions(HostArrays):
     def moments(self, numbers: Any) -> tuple[float, ...]:
         """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
 
-        One launch, which subtracts the number in the middle of the array, reads it. If the squares overflow, a second
-        one subtracts the mean.
+        One launch, which subtracts the number in the middle of the array, reads it.
         """
         cells = describe(numbers)
         pivot = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
-        for _ in range(2):
-            one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
-            sums = self._local("moments", [cells, one])
-            if sums is None:
-                away = numbers.astype("f8") - pivot
-                return float(pivot), float(away.mean()), float(away.var())
-            mean, square = (sums.view("f8") / numbers.size).tolist()
-            if isfinite(square) or not isfinite(mean):
-                break
-            pivot = (pivot + mean).astype(numbers.dtype)
-        if square == inf:  # numbers that are not finite have no variance
-            square = inf if bool(cupy().isfinite(numbers).all()) else nan
-            return float(pivot), 0.0, square
+        one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
+        sums = self._local("moments", [cells, one])
+        if sums is None:
+            away = numbers.astype("f8") - pivot
+            return float(pivot), float(away.mean()), float(away.var())
+        mean, square = (sums.view("f8") / numbers.size).tolist()
         return float(pivot), mean, max(square - mean * mean, 0.0)  # NaN stays
 
     def ends(self, numbers: Any) -> tuple[Any, Any]:
