@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from halox.errors import MismatchError, as_halox_error, raising
+from halox.errors import as_halox_error, raising
 from halox.reductions.host.host_algorithms import HostAlgorithm
 from halox.reductions.operations import QUIET, Operation, check_array, check_out
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
@@ -52,7 +52,7 @@ class HostAllreduce:
         is_one_round = algorithm == "host" and world.ranks.gathers_in_memory
         self._is_small = nbytes <= MOST_BYTES and (compares or is_one_round or world.size == 1)
         self._large: HostAlgorithm | None = None
-        self._signature = str(operation), (shape, dtype.str)
+        self._signature = str(operation), (shape, str(dtype))
         fold = operation.fold
         join = None if operation.is_exact else lambda total, other: fold(total, [total, other])
         held = shape if self._is_small else (0,)
@@ -221,13 +221,10 @@ class HostAllreduce:
 
     def _raise_mismatch(self) -> NoReturn:
         """Raise on all ranks: their arguments differ."""
-        _, signatures = self._context.world.gather(lambda: (None, self._signature), DOING)
-        rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
-        part = int(signatures[rank][1] != signatures[0][1])
-        raise MismatchError(
-            f"allreduce needs the same {('operation', 'shape and dtype')[part]} on all ranks: rank 0 gave "
-            f"{signatures[0][part]}, rank {rank} {signatures[rank][part]}"
-        )
+        operation, (shape, dtype) = self._signature
+        mine = {"op": operation, "shape": shape, "dtype": dtype}
+        self._context.world.attempt(lambda: (None, mine), DOING, alike=True)
+        raise AssertionError("ranks have met with arguments of two kinds, and then of one")
 
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
