@@ -31,7 +31,7 @@ from halox.reductions.device.device_programs import ExpressionProgram, FieldProg
 from halox.reductions.device.field_plans import EXACT_WORDS, check_aligned
 from halox.reductions.device.kernel_plans import MOST_RANKS
 from halox.reductions.device.kernel_reductions import FieldReduction, make_kernel_reduction
-from halox.reductions.expressions import Request, typed
+from halox.reductions.expressions import Request, returning, typed
 from halox.reductions.field_operations import FIELD_OPERATIONS, find_field_operation
 from halox.reductions.host.host_reductions import HostArrays
 from halox.reductions.operations import check_out, element, find_operation
@@ -157,7 +157,7 @@ class DeviceReductions(HostArrays):
             raise DeviceError(
                 f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
-        check_out(described, None, dtype)
+        check_out(described, dtype)
         return as_device_array(out)
 
     def _made(
@@ -209,7 +209,7 @@ class DeviceReductions(HostArrays):
             reduction((call, values), outs)
             arrays, bind = request.arrays(), reduction.bind
             self.fields.prepare(key, arrays, None, lambda: bind(request, call, outs))
-            return request.returned([*request.outs] or outs)
+            return returning(request.keys)([*request.outs] or outs)
 
     def refuse(self, name: str, error: HaloxError, kind: Signature = ()) -> NoReturn:
         """Raise the error of a call's argument: by the call's reduction, else on all ranks, which then make one.

@@ -15,7 +15,7 @@ import numpy as np
 
 from halox.errors import as_halox_error, raising
 from halox.reductions.host.host_algorithms import HostAlgorithm
-from halox.reductions.operations import QUIET, Operation, check_array, check_out
+from halox.reductions.operations import QUIET, Operation, check_array
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gathered_values import MOST_BYTES, Gathered, GatheredValues, aligned
@@ -156,7 +156,7 @@ class HostAllreduce:
         try:
             source, target = self._on_host(array), np.empty(self.shape, self.dtype)
             if out is not None:
-                check_out(describe(out, "out"), self.shape, self.dtype)
+                check_array(describe(out, "out"), self.shape, self.dtype, "out")
         except Exception as error:
             self.refuse(as_halox_error(error, DOING))
         values = self._gather(source, DOING)
@@ -196,7 +196,7 @@ class HostAllreduce:
         """Return contiguous host arrays: the values, and memory for the result, which is ``out`` itself if possible."""
         source = np.require(self._on_host(array), requirements=["C", "A"]).reshape(-1)
         if out is not None:
-            check_out(describe(out, "out"), self.shape, self.dtype)
+            check_array(describe(out, "out"), self.shape, self.dtype, "out")
             target = as_ndarray(out)
             if isinstance(target, np.ndarray) and target.flags.carray:
                 same = target.ctypes.data == source.ctypes.data
