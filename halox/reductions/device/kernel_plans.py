@@ -157,8 +157,8 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a medium array: every rank sends its array to all ranks, in LL128-like packets.
 
-    Parameters, errors and notes are the same as for :func:`plan_oneshot`, for elements of at most 8 bytes. Packets are
-    8/7 as long as the array.
+    Its caller :func:`plan_oneshot` has the parameters, errors and notes. Elements have at most 8 bytes; packets are 8/7
+    as long as the array.
 
     Examples
     --------
@@ -167,8 +167,6 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     (64, 293, 293)
     """
     operation = check_operation(dtype, op, ranks)
-    if dtype.itemsize > 8:
-        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
     tiles = -(-elements * dtype.itemsize // TILE_DATA_BYTES)
     chunks = max(1, -(-tiles // warps))
