@@ -41,15 +41,9 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
     layouts = [find_layout(field) for field in fields]
     specs = [layout.spec for layout in layouts]
     if layouts[-1] is not layouts[0] and specs[0].of_cells != specs[-1].of_cells:
-        parities = [spec.parity for spec in specs]
-        if parities[0] != parities[1]:
-            given = " and ".join(f"one of {parity or 'all'} cells" for parity in parities)
-            raise FieldError(
-                f"{name} needs two fields of one layout, got {given}; give two of one parity"
-            )
         raise FieldError(
-            f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
-            + (f" ({specs[0]}; {specs[1]})" if fields[0].shape == fields[1].shape else "")
+            f"{name} needs two fields of one layout and parity, got shapes {fields[0].shape} and {fields[1].shape} "
+            f"({specs[0]}; {specs[1]})"
         )
     return [owned_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 

@@ -347,10 +347,6 @@ class Request:
         """Return the arrays of the call, by which later calls find its launch."""
         return *arrays_in(self.named.values()), *self.outs
 
-    def returned(self, results: Any) -> Any:
-        """Return results in the form of the call."""
-        return returning(self.keys)(results)
-
 
 def returning(keys: Sequence[Any] | None) -> Callable[[Sequence[Any]], Any]:
     """Return the function that gives results the form of a call: a dict with ``keys``, None for a single result."""

@@ -181,13 +181,11 @@ def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
     return wide_dtype(np.result_type(*dtypes))
 
 
-def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> None:
-    """Raise `FieldError` if a result does not fit an array."""
-    fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
-    if not fits or out.dtype != dtype:
-        wanted = "one element" if shape is None else f"shape {tuple(shape)}"
+def check_out(out: Described, dtype: DType) -> None:
+    """Raise `FieldError` if an array does not fit the result of a field reduction."""
+    if prod(out.shape) != 1 or out.dtype != dtype:
         raise FieldError(
-            f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is {wanted} of {dtype}"
+            f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is one element of {dtype}"
         )
     check_writable(out)
 
@@ -197,7 +195,7 @@ def check_array(array: Described, shape: tuple[int, ...], dtype: DType, name: st
     if tuple(array.shape) != shape or array.dtype != dtype:
         raise FieldError(
             f"{name}: got shape {tuple(array.shape)} of {array.dtype}, this allreduce is of shape {shape} of {dtype}; "
-            "make another one for other arrays"
+            "give such an array"
         )
     if name == "out":
         check_writable(array)

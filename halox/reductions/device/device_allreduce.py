@@ -56,12 +56,7 @@ class DeviceAllreduce:
         """Return ``out``, or a new array in the memory of ``array``; a NumPy scalar for a scalar."""
         stream = self._current_stream()
         try:
-            if not self.captures and is_capturing(stream):
-                raise StateError(
-                    f"the {self.algorithm!r} algorithm needs the host in every call and cannot be captured in a CUDA "
-                    "graph; 'oneshot' and 'reduce_scatter_allgather' can, where every rank has a GPU of its own, and "
-                    "'hierarchical', where NCCL carries it between nodes"
-                )
+            check_captures(self._algorithm, self.algorithm, "allreduce")
             source = self._source(array)
             target = self._target(source, out)
         except Exception as error:
@@ -170,8 +165,8 @@ def check_captures(allreduce: DeviceAlgorithm, algorithm: str, name: str) -> Non
     """Raise `StateError` in a capture if a reduction's allreduce needs the host."""
     if not allreduce.captures and is_capturing():
         raise StateError(
-            f"a {name} cannot be captured in a CUDA graph here: the ranks are combined by the {algorithm!r} algorithm, "
-            "which needs the host; it can where every rank has a GPU of its own"
+            f"{name}: the {algorithm!r} algorithm needs the host in every call and cannot be captured in a CUDA graph; "
+            "a capture needs a GPU of its own for every rank, and NCCL between nodes"
         )
 
 

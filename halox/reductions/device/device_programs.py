@@ -6,8 +6,8 @@ for all ranks, or for one rank alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,46 +33,11 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 
-class Program(Protocol):
-    """A program over the cells of a rank."""
-
-    @property
-    def call(self) -> str:
-        """Name of the grid's method."""
-
-    @property
-    def operations(self) -> Sequence[FieldOperation]:
-        """Operation of each result."""
-
-    @property
-    def dtypes(self) -> Sequence[DType]:
-        """Dtype of each result."""
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether a kernel combines the cells; otherwise CuPy does."""
-
-    def kernel(
-        self, world: World, arena: DeviceArena, operations: Sequence[FieldOperation], ranks: int
-    ) -> FieldReduction:
-        """Return the kernel for some ranks; local."""
-
-    def combine(
-        self,
-        kernel: FieldReduction | None,
-        inputs: Any,
-        targets: Sequence[CupyArray],
-        stream: Stream,
-    ) -> Sequence[CupyArray]:
-        """Combine cells, and the ranks of the kernel; returns ``targets``, or other arrays. Does not block."""
-
-    @property
-    def bind(self) -> Callable[..., Launch | None]:
-        """Function that prepares calls of a kernel with some arrays, None if it cannot."""
-
-
 class FieldProgram:
     """Reduces fields of given dtypes to one value.
+
+    ``call`` is the grid's method; ``operations`` and ``dtypes`` are those of the results; with ``has_kernel``, a kernel
+    combines the cells.
 
     Without a kernel for the dtypes, CuPy reduces the cells. An exact sum of such fields is a sum of copies.
     """
@@ -88,7 +53,7 @@ class FieldProgram:
     def kernel(
         self, world: World, arena: DeviceArena, operations: Sequence[FieldOperation], ranks: int
     ) -> FieldReduction:
-        """See `Program`."""
+        """Return the kernel for some ranks; local."""
         return FieldReduction(world, arena, operations[0], self._dtype, ranks)
 
     def combine(
@@ -98,7 +63,7 @@ class FieldProgram:
         targets: Sequence[CupyArray],
         stream: Stream,
     ) -> Sequence[CupyArray]:
-        """See `Program`."""
+        """Combine cells, and the ranks of the kernel; returns ``targets``, or other arrays. Does not block."""
         if kernel is None:
             return [combine_by_cupy(self.call, cells).astype(self.dtypes[0], copy=False)]
         target, described = targets[0], [field.described for field in cells]
@@ -133,7 +98,7 @@ class FieldProgram:
 
 
 class ExpressionProgram:
-    """Reduces the expressions of a call."""
+    """Reduces the expressions of a call; see `FieldProgram`."""
 
     has_kernel = True
 
@@ -144,7 +109,7 @@ class ExpressionProgram:
     def kernel(
         self, world: World, arena: DeviceArena, operations: Sequence[FieldOperation], ranks: int
     ) -> FieldReduction:
-        """See `Program`."""
+        """See `FieldProgram`."""
         return ExpressionKernel(world, arena, self._call, operations, ranks)
 
     def combine(
@@ -154,7 +119,7 @@ class ExpressionProgram:
         targets: Sequence[CupyArray],
         stream: Stream,
     ) -> Sequence[CupyArray]:
-        """See `Program`."""
+        """See `FieldProgram`."""
         assert kernel is not None
         first, *others = [target.data.ptr for target in targets]
         kernel(operands(*inputs, others), first, stream)
@@ -184,6 +149,10 @@ class ExpressionProgram:
             return returned(results)
 
         return launch
+
+
+Program = FieldProgram | ExpressionProgram
+"""A program over the cells of a rank."""
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite, nan, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from halox.errors import DeviceError, FieldError, HaloxError, raising
+from halox.errors import DeviceError, FieldError, HaloxError
 from halox.reductions.cells import cells_of
 from halox.reductions.device.device_algorithms import (
     DeviceAlgorithm,
@@ -31,7 +31,7 @@ from halox.reductions.device.device_programs import ExpressionProgram, FieldProg
 from halox.reductions.device.field_plans import EXACT_WORDS, check_aligned
 from halox.reductions.device.kernel_plans import MOST_RANKS
 from halox.reductions.device.kernel_reductions import FieldReduction, make_kernel_reduction
-from halox.reductions.expressions import Request, typed
+from halox.reductions.expressions import Request, returning, typed
 from halox.reductions.field_operations import FIELD_OPERATIONS, find_field_operation
 from halox.reductions.host.host_reductions import HostArrays
 from halox.reductions.operations import check_out, element, find_operation
@@ -76,7 +76,7 @@ class DeviceReductions(HostArrays):
                 target = new() if out is None else self._target(out, dtype)
             except HaloxError as error:
                 if reduction is None:
-                    self._refuse_call(name, kind, error)
+                    self.refuse(name, error, kind)
                 reduction.refuse(error)
                 raise
             if reduction is None:
@@ -98,24 +98,16 @@ class DeviceReductions(HostArrays):
     def moments(self, numbers: Any) -> tuple[float, ...]:
         """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
 
-        One launch, which subtracts the number in the middle of the array, reads it. If the squares overflow, a second
-        one subtracts the mean.
+        One launch, which subtracts the number in the middle of the array, reads it.
         """
         cells = describe(numbers)
         pivot = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
-        for _ in range(2):
-            one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
-            sums = self._local("moments", [cells, one])
-            if sums is None:
-                away = numbers.astype("f8") - pivot
-                return float(pivot), float(away.mean()), float(away.var())
-            mean, square = (sums.view("f8") / numbers.size).tolist()
-            if isfinite(square) or not isfinite(mean):
-                break
-            pivot = (pivot + mean).astype(numbers.dtype)
-        if square == inf:  # numbers that are not finite have no variance
-            square = inf if bool(cupy().isfinite(numbers).all()) else nan
-            return float(pivot), 0.0, square
+        one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
+        sums = self._local("moments", [cells, one])
+        if sums is None:
+            away = numbers.astype("f8") - pivot
+            return float(pivot), float(away.mean()), float(away.var())
+        mean, square = (sums.view("f8") / numbers.size).tolist()
         return float(pivot), mean, max(square - mean * mean, 0.0)  # NaN stays
 
     def ends(self, numbers: Any) -> tuple[Any, Any]:
@@ -165,19 +157,8 @@ class DeviceReductions(HostArrays):
             raise DeviceError(
                 f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
-        check_out(described, None, dtype)
+        check_out(described, dtype)
         return as_device_array(out)
-
-    def _refuse_call(self, name: str, kind: Signature, error: HaloxError) -> NoReturn:
-        """Raise an error of a call of some kind: by its reduction, else on all ranks, which then make a reduction."""
-        if not self.fields.refuse(error, *kind):
-            self._refuse_making(name, error)
-        raise error
-
-    def _refuse_making(self, name: str, error: Exception) -> None:
-        """Raise an error of this rank on all ranks, while they make a reduction."""
-        self._world.begin(name)
-        self._world.attempt(raising(error), _DOING)
 
     def _made(
         self, signature: Signature, program: Program, what: str, compared: Mapping[str, object]
@@ -214,7 +195,7 @@ class DeviceReductions(HostArrays):
                     self._target(*each) for each in zip(request.outs, call.dtypes, strict=False)
                 ]
             except HaloxError as error:
-                self._refuse_call(request.call, request.title, error)
+                self.refuse(request.call, error, request.title)
             signature = (*request.title, call.meaning)
             reduction = self.fields.reductions.get(signature)
             if reduction is None:
@@ -228,11 +209,14 @@ class DeviceReductions(HostArrays):
             reduction((call, values), outs)
             arrays, bind = request.arrays(), reduction.bind
             self.fields.prepare(key, arrays, None, lambda: bind(request, call, outs))
-            return request.returned([*request.outs] or outs)
+            return returning(request.keys)([*request.outs] or outs)
 
-    def refuse(self, name: str, error: HaloxError) -> NoReturn:
-        """Raise the error of a call's argument; see `HostArrays.refuse`."""
-        if not self.fields.refuse(error, name):
+    def refuse(self, name: str, error: HaloxError, kind: Signature = ()) -> NoReturn:
+        """Raise the error of a call's argument: by the call's reduction, else on all ranks, which then make one.
+
+        The signatures of the call's reductions begin with ``kind``, or with its name.
+        """
+        if not self.fields.refuse(error, *(kind or (name,))):
             super().refuse(name, error)
         raise error
 
@@ -248,7 +232,7 @@ class DeviceReductions(HostArrays):
                 signature = "gpu", op, is_exact, described.shape, described.dtype.str
             except HaloxError as error:
                 if not self.arrays.refuse(error, "gpu"):
-                    self._refuse_making("allreduce", error)
+                    super().refuse("allreduce", error)
                 raise
             reduction = self.arrays.reductions.get(signature)
             if reduction is None:
@@ -337,7 +321,9 @@ class DeviceReduction:
 
     def bind(self, *call: Any) -> Launch | None:
         """Return the launch for the arrays of a call, None if the reduction takes several steps."""
-        return None if self._allreduces else self._program.bind(self._kernel, *call)
+        if self._allreduces or self._kernel is None:
+            return None
+        return self._program.bind(self._kernel, *call)
 
     def refuse(self, error: Exception) -> None:
         """Raise the error: on all ranks if the host takes part in an allreduce, else only here."""

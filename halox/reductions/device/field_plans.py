@@ -1,13 +1,12 @@
 """Plans for the kernel that reduces fields over ranks: loops over a rank's cells, and the launch shape.
 
 This module touches no GPU. All ranks make equal plans of the memory in which their kernels synchronize
-(`plan_memory`). The loops and the number of blocks may differ between ranks.
+(that of `ONE_VALUE`). The loops and the number of blocks may differ between ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -38,41 +37,21 @@ EXACT_CELLS = 1 << 21
 """Most cells per block of an exact sum, on average: the words of a block then cannot overflow."""
 
 
-def plan_memory(operation: FieldOperation, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the memory in which launches of :func:`plan_field` synchronize, for any field of a dtype.
-
-    Parameters and errors are the same as for :func:`plan_field`.
-    """
-    return _planned_field(operation, dtype, 1, 0, ranks, sms)
-
-
-def plan_value(operation: FieldOperation, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch for a rank whose cells have already been combined, to one accumulator.
-
-    Parameters and errors are the same as for :func:`plan_field`. The launch synchronizes with
-    launches of :func:`plan_field`.
-    """
-    of_values = replace(operation, local="Words" if operation.is_exact else "Value")
-    return _planned_field(of_values, operation.accumulator(dtype), 1, 0, ranks, sms)
+ONE_VALUE = StridedRow(0, 0, 1, ())
+"""A rank whose cells have already been combined, to one accumulator; its plan has the memory of plans for any field."""
 
 
 def plan_field(
     operation: FieldOperation, dtype: DType, row: StridedRow, ranks: int, *, sms: int
 ) -> ReductionPlan:
     """Plan the launch of a field reduction."""
-    return _planned_field(operation, dtype, row.words, len(row.levels), ranks, sms)
-
-
-def _planned_field(
-    operation: FieldOperation, dtype: DType, words: int, levels: int, ranks: int, sms: int
-) -> ReductionPlan:
     # Sums of cells are computed in 64 bits, so that bools can be counted.
     check_operation(np.dtype("i8") if dtype.kind == "b" else dtype, operation.op, ranks)
     accumulator = operation.accumulator(dtype)
     defines = [
         ("ELEMENT", element(dtype)),
         *kernel_defines(operation, dtype),
-        ("MAX_LEVELS", str(kept_levels(levels))),
+        ("MAX_LEVELS", str(kept_levels(len(row.levels)))),
         ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
     ]
     if not operation.is_exact:
@@ -81,7 +60,9 @@ def _planned_field(
         text = f"Place<{element(dtype)}>" if is_place else element(accumulator)
         defines += [("ACCUMULATOR", text), ("OP", combine.kernel_name)]
     size = accumulator.itemsize
-    return planned(str(operation), defines, words, ranks, sms, size, is_exact=operation.is_exact)
+    return planned(
+        str(operation), defines, row.words, ranks, sms, size, is_exact=operation.is_exact
+    )
 
 
 def kept_levels(levels: int) -> int:

@@ -112,17 +112,6 @@ class ReductionPlan:
         """Bytes of a rank's memory."""
         return self.partials_offset + rounded_up(self.partial_bytes, _ALIGNMENT)
 
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Part of the plan that must be equal on all ranks."""
-        shape = self.threads if self.chunk_elements == self.threads else 0
-        return (
-            self.function,
-            *(text for _, text in self.defines),
-            *(getattr(self, name) for name in _SHARED),
-            shape,
-        )
-
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
         """Return the kernel's parameter without ``source`` and ``target``, shape (1,) of ALLREDUCE."""
         parameters = np.zeros(1, ALLREDUCE)
@@ -168,8 +157,8 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a medium array: every rank sends its array to all ranks, in LL128-like packets.
 
-    Parameters, errors and notes are the same as for :func:`plan_oneshot`, for elements of at most 8 bytes. Packets are
-    8/7 as long as the array.
+    Its caller :func:`plan_oneshot` has the parameters, errors and notes. Elements have at most 8 bytes; packets are 8/7
+    as long as the array.
 
     Examples
     --------
@@ -178,8 +167,6 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     (64, 293, 293)
     """
     operation = check_operation(dtype, op, ranks)
-    if dtype.itemsize > 8:
-        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
     tiles = -(-elements * dtype.itemsize // TILE_DATA_BYTES)
     chunks = max(1, -(-tiles // warps))

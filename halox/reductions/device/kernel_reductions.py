@@ -12,28 +12,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from halox.errors import (
-    ExchangeTimeoutError,
-    HaloxError,
-    MismatchError,
-    StateError,
-)
+from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
-from halox.reductions.device.field_plans import (
-    check_aligned,
-    field_row,
-    plan_field,
-    plan_memory,
-    plan_value,
-)
-from halox.reductions.device.kernel_plans import (
-    ReductionPlan,
-)
+from halox.reductions.device.field_plans import ONE_VALUE, check_aligned, field_row, plan_field
+from halox.reductions.device.kernel_plans import ReductionPlan
 from halox.reductions.field_operations import FieldOperation
 from halox.reductions.prepared import Launch
 from halox.runtime.arrays import Array, Described, DType
@@ -63,8 +51,8 @@ Address = ctypes.c_uint64
 Layout = tuple[Sequence[Address], PreparedLaunch]
 """Places of the addresses of the fields' cells in a launch's argument, and the launch."""
 
-_KernelRecord = tuple[Mapping[SegmentKey, bytes], Place, tuple[object, ...]]
-"""Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
+_KernelRecord = tuple[Mapping[SegmentKey, bytes], Place]
+"""Description of a rank for its peers: handles of its memory, and its place there."""
 
 
 class _PlannedReduction:
@@ -88,24 +76,18 @@ class _PlannedReduction:
             runtime.deviceSynchronize()
 
     def record(self) -> _KernelRecord:
-        """Return this rank's memory and plan for the remaining ranks."""
+        """Return this rank's memory for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
-        return self._arena.handles([place]), place, self.plan.signature
+        return self._arena.handles([place]), place
 
     def open(self, records: list[_KernelRecord]) -> Self:
         """Map the memory of the remaining ranks and lay out the launch."""
-        assert self._block is not None
-        plan, rank = self.plan, self._world.rank
-        for other, (handles, _, signature) in enumerate(records):
-            if signature != plan.signature:
-                raise MismatchError(
-                    f"rank {other} reduces by {signature}, rank {rank} by {plan.signature}; give all ranks the "
-                    "same shape, dtype and operation"
-                )
+        rank = self._world.rank
+        for other, (handles, _) in enumerate(records):
             if other != rank:
                 self._arena.open(handles)
-        self._set_memory(rank, [self._arena.pointer(place) for _, place, _ in records])
+        self._set_memory(rank, [self._arena.pointer(place) for _, place in records])
         return self
 
     def open_alone(self) -> None:
@@ -274,7 +256,7 @@ class FieldReduction(_PlannedReduction):
 
     def _memory(self) -> ReductionPlan:
         """Plan the memory of all launches."""
-        return plan_memory(self._operation, self._dtype, self._ranks, sms=self._sms)
+        return plan_field(self._operation, self._dtype, ONE_VALUE, self._ranks, sms=self._sms)
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         super()._set_memory(place, memory)
@@ -314,7 +296,7 @@ class FieldReduction(_PlannedReduction):
     def _layout(self, cells: Sequence[Described]) -> Layout:
         row = self._row(cells)
         assert row is not None  # `supports` has returned True
-        plan = plan_field(self._operation, self._dtype, row, self.plan.ranks, sms=self._sms)
+        plan = plan_field(self._operation, self._dtype, row, self._ranks, sms=self._sms)
         return self._layout_of_row(plan, row)
 
     def _layout_of_row(self, plan: ReductionPlan, row: StridedRow) -> Layout:
@@ -351,8 +333,11 @@ class FieldReduction(_PlannedReduction):
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
         layout = self._launches.get("value")
         if layout is None:
-            plan = plan_value(self._operation, self._dtype, self.plan.ranks, sms=self._sms)
-            layout = self._launches["value"] = self._layout_of_row(plan, StridedRow(0, 0, 1, ()))
+            local = "Words" if self._operation.is_exact else "Value"
+            operation = replace(self._operation, local=local)
+            dtype = self._operation.accumulator(self._dtype)
+            plan = plan_field(operation, dtype, ONE_VALUE, self._ranks, sms=self._sms)
+            layout = self._launches["value"] = self._layout_of_row(plan, ONE_VALUE)
         self._launch_at(layout, [value], target, stream)
 
     def _launch_at(

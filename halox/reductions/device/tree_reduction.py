@@ -135,7 +135,6 @@ class _TreeRecord(NamedTuple):
     handles: Mapping[SegmentKey, bytes]
     place: Place
     events: Mapping[int, bytes]
-    signature: tuple[object, ...]
 
 
 class TreeReduction:
@@ -158,7 +157,7 @@ class TreeReduction:
         self._current_stream = cupy().cuda.get_current_stream
         self._tree = [children(shape, rank, world.size) for rank in range(world.size)]
         self._slot = rounded_up(nbytes, _ALIGNMENT)
-        self._signature = shape, nbytes
+        self._shape = shape
         mine = self._tree[world.rank]
         self._block: Block | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
         self._numbers = self._pool.acquire(1)
@@ -169,15 +168,11 @@ class TreeReduction:
         """Return this rank's description for its peers."""
         assert self._block is not None
         place = self._block.place
-        return _TreeRecord(
-            self._arena.handles([place]), place, self._pool.handles(self._numbers), self._signature
-        )
+        return _TreeRecord(self._arena.handles([place]), place, self._pool.handles(self._numbers))
 
     def open(self, records: list[_TreeRecord]) -> Self:
         """Map the memory and events of this rank's parent and children, and of rank 0, whose total is the result."""
         rank, tree = self._world.rank, self._tree
-        if any(record.signature != self._signature for record in records):
-            raise HaloxError(f"the ranks reduce differently: {[o.signature for o in records]}")
         parent = next((r for r, ranks in enumerate(tree) if rank in ranks), None)
         mapped = {r for r in (parent, 0) if r is not None and r != rank}
         for other in mapped:
@@ -216,7 +211,7 @@ class TreeReduction:
         Collective. Waits for the hosts of the ranks, not for GPUs.
         """
         stream = self._current_stream()
-        refuse_capture(stream.ptr, self._signature[0])
+        refuse_capture(stream.ptr, self._shape)
         self._order.follow(stream)
         self._epoch += 1
         kernels, at = self._kernels, stream.ptr

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 import numpy as np
 
-from halox.errors import MismatchError, as_halox_error, raising
+from halox.errors import as_halox_error, raising
 from halox.reductions.host.host_algorithms import HostAlgorithm
-from halox.reductions.operations import QUIET, Operation, check_array, check_out
+from halox.reductions.operations import QUIET, Operation, check_array
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gathered_values import MOST_BYTES, Gathered, GatheredValues, aligned
@@ -52,7 +52,7 @@ class HostAllreduce:
         is_one_round = algorithm == "host" and world.ranks.gathers_in_memory
         self._is_small = nbytes <= MOST_BYTES and (compares or is_one_round or world.size == 1)
         self._large: HostAlgorithm | None = None
-        self._signature = str(operation), (shape, dtype.str)
+        self._signature = str(operation), (shape, str(dtype))
         fold = operation.fold
         join = None if operation.is_exact else lambda total, other: fold(total, [total, other])
         held = shape if self._is_small else (0,)
@@ -156,7 +156,7 @@ class HostAllreduce:
         try:
             source, target = self._on_host(array), np.empty(self.shape, self.dtype)
             if out is not None:
-                check_out(describe(out, "out"), self.shape, self.dtype)
+                check_array(describe(out, "out"), self.shape, self.dtype, "out")
         except Exception as error:
             self.refuse(as_halox_error(error, DOING))
         values = self._gather(source, DOING)
@@ -194,28 +194,15 @@ class HostAllreduce:
 
     def _memory(self, array: Any, out: Any) -> tuple[Array, Array]:
         """Return contiguous host arrays: the values, and memory for the result, which is ``out`` itself if possible."""
-        if self._is_plain(array):
-            source = array.reshape(-1)
-        else:
-            source = np.require(self._on_host(array), requirements=["C", "A"]).reshape(-1)
+        source = np.require(self._on_host(array), requirements=["C", "A"]).reshape(-1)
         if out is not None:
-            if not self._is_plain(out):
-                check_out(describe(out, "out"), self.shape, self.dtype)
+            check_array(describe(out, "out"), self.shape, self.dtype, "out")
             target = as_ndarray(out)
             if isinstance(target, np.ndarray) and target.flags.carray:
                 same = target.ctypes.data == source.ctypes.data
                 if same or not np.may_share_memory(target, source):
                     return source, target.reshape(-1)
         return source, np.empty(source.shape, self.dtype)
-
-    def _is_plain(self, array: object) -> TypeGuard[Array]:
-        """Whether an array is a NumPy array of the right form, C-contiguous, aligned and writable."""
-        return (
-            type(array) is np.ndarray
-            and array.dtype == self.dtype
-            and array.shape == self.shape
-            and array.flags.carray
-        )
 
     def _delivered(self, array: object, result: Array, out: object) -> object:
         if out is None:
@@ -225,18 +212,19 @@ class HostAllreduce:
                 return result[()]
             device = describe(array).device
             return result if device is None else array_module(device).asarray(result)
-        deliver(result, out)
+        target = as_ndarray(out)
+        if not isinstance(target, np.ndarray):
+            as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
+        elif not np.may_share_memory(target, result):
+            target[...] = result
         return out
 
     def _raise_mismatch(self) -> NoReturn:
         """Raise on all ranks: their arguments differ."""
-        _, signatures = self._context.world.gather(lambda: (None, self._signature), DOING)
-        rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
-        part = int(signatures[rank][1] != signatures[0][1])
-        raise MismatchError(
-            f"allreduce needs the same {('operation', 'shape and dtype')[part]} on all ranks: rank 0 gave "
-            f"{signatures[0][part]}, rank {rank} {signatures[rank][part]}"
-        )
+        operation, (shape, dtype) = self._signature
+        mine = {"op": operation, "shape": shape, "dtype": dtype}
+        self._context.world.attempt(lambda: (None, mine), DOING, alike=True)
+        raise AssertionError("ranks have met with arguments of two kinds, and then of one")
 
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
@@ -249,12 +237,3 @@ class HostAllreduce:
         """Free memory and communicators; collective."""
         if self._large is not None:
             self._large.close()
-
-
-def deliver(result: Array, out: object) -> None:
-    """Copy a result to an array, on the host or a GPU."""
-    target = as_ndarray(out)
-    if not isinstance(target, np.ndarray):
-        as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
-    elif not np.may_share_memory(target, result):
-        target[...] = result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -98,27 +98,11 @@ def values_of(operation: FieldOperation, dtype: DType) -> Values:
     return (ExactValues if operation.is_exact else Values)(operation, dtype)
 
 
-class Program(Protocol):
-    """A program over the cells of a rank."""
-
-    @property
-    def results(self) -> Sequence[Values]:
-        """Values of each result."""
-
-    @property
-    def meaning(self) -> object:
-        """Description that must be equal on all ranks."""
-
-    @property
-    def shown(self) -> str:
-        """The same, for errors."""
-
-    def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
-        """Return this rank's record of each result."""
-
-
 class FieldProgram:
-    """Reduces fields of one layout and of given dtypes."""
+    """Reduces fields of one layout and of given dtypes.
+
+    ``results`` has the values of each result. ``meaning`` must be equal on all ranks; ``shown`` is the same for errors.
+    """
 
     def __init__(
         self,
@@ -136,7 +120,7 @@ class FieldProgram:
         self.shown += ", reproducible=True" * operation.is_exact
 
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
-        """See `Program`."""
+        """Return this rank's record of each result."""
         value = self._of_block(*views)
         return [self._of_rank([value]) if self._is_exact else value]
 
@@ -179,7 +163,7 @@ class Blocks:
 
     @np.errstate(all="ignore")
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
-        """See `Program`."""
+        """See `FieldProgram`."""
         inputs = [*views, *self._indices]
         first = inputs[0]
         scratch = [np.empty(min(MOST, first.size), dtype) for dtype in self._dtypes]
@@ -199,6 +183,10 @@ class Blocks:
                 cells = registers[register]
                 found.append(of_block(np.broadcast_to(cells, shape) if is_scalar else cells))
         return [values.of_rank(found) for values, found in zip(self.results, partials, strict=True)]
+
+
+Program = FieldProgram | Blocks
+"""A program over the cells of a rank."""
 
 
 def _indices(call: Typed) -> list[Array]:

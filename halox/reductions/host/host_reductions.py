@@ -272,7 +272,7 @@ class HostReductions(HostArrays):
             )
 
         self.fields.prepare(key, request.arrays(), None, bind)
-        return request.returned(results)
+        return returning(request.keys)(results)
 
     def _found(
         self, signature: Signature, program: Callable[[], Program], outs: Sequence[object]
@@ -282,7 +282,7 @@ class HostReductions(HostArrays):
         if reduction is None:
             reduction = self.fields.add(signature, HostReduction(self._world, program()))
         for out, values in zip(outs, reduction.results, strict=bool(outs)):
-            check_out(describe(out, "out"), None, values.dtype)
+            check_out(describe(out, "out"), values.dtype)
         return reduction
 
 

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
+from halox.errors import ExchangeTimeoutError, FieldError
 from halox.reductions.device import kernel_plans as allreduce_plan
 from halox.reductions.device.kernel_plans import plan_oneshot, plan_scattered, plan_wide
 from halox.reductions.device.kernel_reductions import (
     FieldReduction,
-    KernelReduction,
-    make_kernel_reduction,
 )
 from halox.reductions.field_operations import FIELD_OPERATIONS
 from halox.runtime.arrays import Described, describe
@@ -91,11 +89,8 @@ class TestArrays:
     @pytest.mark.parametrize("elements", [1, 7, 500])
     @pytest.mark.parametrize(("op", "dtype"), [*PAIRS, *full(*MORE_PAIRS)])
     def test_elements_of_all_sizes(self, algorithm, op, dtype, elements):
-        if algorithm == "wide" and dtype == "c16":
-            with pytest.raises(FieldError):
-                plan_wide(np.dtype(dtype), op, elements, 3)
-            return
-        run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)
+        if algorithm != "wide" or dtype != "c16":
+            run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)
 
     @pytest.mark.parametrize("case", RUNS)
     def test_runs(self, algorithm, case):
@@ -189,14 +184,6 @@ class TestArrays:
             ranks[1].reduction.reduce(np.ones(8).ctypes.data, target.ctypes.data, stream)
         assert ranks[1].failure == (1, 5)
         assert algorithm == "scattered" or (target == -1).all()
-
-    def test_ranks_that_plan_otherwise(self, algorithm):
-        def make(world, arena):
-            plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
-            return make_kernel_reduction(world, lambda: KernelReduction(world, arena, plan))
-
-        with pytest.raises(MismatchError):
-            connect(3, make)
 
 
 def fields(dtype, shapes, halo=1):
@@ -392,12 +379,6 @@ class TestFields:
         with without_gpu():
             at_once(3, work)
         np.testing.assert_allclose(out, sum(float(one.sum()) for one in cells), rtol=1e-12)
-
-    def test_dtypes_that_differ(self):
-        cells = fields("f8", UNEVEN)
-        mixed = [one.astype("f4" if rank == 1 else "f8") for rank, one in enumerate(cells)]
-        with pytest.raises(MismatchError):
-            connect_fields(FIELD_OPERATIONS["max"], mixed)
 
 
 @settings(max_examples=trials(80))
