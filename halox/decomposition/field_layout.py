@@ -11,7 +11,7 @@ from halox.decomposition.boundaries import SIDES
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.field_spec import FieldSpec
 from halox.decomposition.parity import PARITIES, check_checkerboard
-from halox.errors import DecompositionError, FieldError
+from halox.errors import FieldError
 from halox.tables import html_facts
 from halox.values import as_int, shown
 
@@ -34,8 +34,7 @@ class FieldLayout:
     Raises
     ------
     DecompositionError
-        If ``spec`` is for another number of grid axes, or ``rank`` is out of range. For a field of one parity, also if
-        an extent is odd, or a block along the last axis begins at an odd cell.
+        For a field of one parity, if an extent is odd, or a block along the last axis begins at an odd cell.
 
     Examples
     --------
@@ -55,13 +54,7 @@ class FieldLayout:
     spec: FieldSpec
 
     def __post_init__(self) -> None:
-        """Check the number of axes, the rank and, for a field of one parity, the cuts of the grid."""
-        if self.spec.ndim != self.decomposition.ndim:
-            raise DecompositionError(
-                f"spec: expected halo widths for {self.decomposition.ndim} grid axes "
-                f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
-            )
-        self.decomposition.coords_of(self.rank)
+        """Check the cuts of the grid for a field of one parity."""
         if self.spec.parity is not None:
             check_checkerboard(self.decomposition.axes)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from halox.decomposition.axis_layout import Box
 from halox.decomposition.boundaries import Boundaries, boundary_text
 from halox.decomposition.normalise import Halo
-from halox.decomposition.parity import PARITIES, Parity
+from halox.decomposition.parity import Parity
 from halox.errors import DecompositionError, FieldError
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ class FieldSpec:
     Raises
     ------
     DecompositionError
-        If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
-        than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
-        ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
+        If the field is staggered and has a parity, or an offset is larger than a halo width that is not 0.
     FieldError
         If the field has a parity and a boundary, if the boundary or a sign names a component that the field does not
         have, or ``positions`` contradicts ``staggered``.
@@ -68,33 +66,14 @@ class FieldSpec:
     is_vector: bool = False
 
     def __post_init__(self) -> None:
-        """Fill in ``staggered`` and check all properties."""
-        if any(len(sides) != 2 or min(sides) < 0 for sides in self.halo):
-            raise DecompositionError(
-                f"halo: expected (low, high) per grid axis, 0 or more, got {self.halo}; "
-                "see normalise_halo for shorter forms"
-            )
-        if any(extent < 1 for extent in self.components_before + self.components_after):
-            raise DecompositionError(
-                "components: expected extents of 1 or more, got "
-                f"{self.components_before} before and {self.components_after} after the grid axes"
-            )
+        """Fill in ``staggered``, and check that the properties suit each other."""
         if not self.staggered:
             object.__setattr__(self, "staggered", (False,) * self.ndim)
-        if len(self.staggered) != self.ndim:
+        if self.parity is not None and any(self.staggered):
             raise DecompositionError(
-                f"staggered: expected one entry per grid axis ({self.ndim}), got {self.staggered}"
+                f"parity: a staggered field has points that are not cells of a checkerboard, got "
+                f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
             )
-        if self.parity is not None:
-            if self.parity not in PARITIES:
-                raise DecompositionError(
-                    f"parity: expected one of {', '.join(PARITIES)}, or None, got {self.parity!r}"
-                )
-            if any(self.staggered):
-                raise DecompositionError(
-                    f"parity: a staggered field has points that are not cells of a checkerboard, got "
-                    f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
-                )
         self._check_offsets()
         self._check_boundary()
 
@@ -126,11 +105,6 @@ class FieldSpec:
             )
 
     def _check_offsets(self) -> None:
-        if min(self.offsets, default=1) < 1:
-            raise DecompositionError(
-                f"offsets: expected distances of 1 cell or more, got {self.offsets}; each holds in both directions "
-                "of every axis"
-            )
         for axis, widths in enumerate(self.halo):
             if any(0 < width < max(self.offsets, default=0) for width in widths):
                 raise DecompositionError(

@@ -176,8 +176,6 @@ def test_blocks_thinner_than_the_halo_are_chosen_if_there_are_no_others(
         ((2, (16, 1), 2, True), "halo: "),
         ((4, (16, 8), 1, False, (2, 2), (None, (2, 4, 2))), "proc_shape=(2, 2) with 4 ranks: "),
         ((1, (16, 8), 1, False, None, (None, (2, 4, 2))), "ranks=1: "),
-        ((0, (16,)), "ranks: "),
-        ((2.0, (16,)), "ranks: "),
     ],
 )
 def test_errors_name_the_argument(arguments, words: str) -> None:
