@@ -16,18 +16,19 @@ from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
 from halox.io.message_queue import MessageQueue, as_void
-from halox.io.regions import Cut, place_of, points_of, region_of, region_shape
-from halox.io.staging import Index, owned_cells, part_shape
+from halox.io.regions import Cut, owned_cells, place_of, points_of, region_of, region_shape
 from halox.runtime.arrays import Array, DType, as_ndarray, check_elements_apart, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
-from halox.runtime.gpu.staging import DeviceStaging, as_words
+from halox.runtime.gpu.staging import DeviceStaging, Index, as_words
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
@@ -231,7 +232,8 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
         for index in indices:
             queue.receive_into(target[index], root)
     elif indices:
-        shapes = [part_shape(cells.shape, index) for index in indices]
+        whole = np.broadcast_to(np.empty((), np.uint8), cells.shape)
+        shapes = [whole[index].shape for index in indices]
         with DeviceStaging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
             for index, shape in zip(indices, shapes, strict=True):
                 queue.receive(staged.next_buffer(shape), root)

@@ -249,12 +249,19 @@ def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None
         assert (ds.attrs["time"], ds.attrs["steps"]) == (0.5, [0, 1])
 
 
-@pytest.mark.parametrize("part_bytes", [24, 1 << 20])
+@pytest.mark.parametrize(
+    ("limit", "part_bytes"),
+    [(move_in_parts, 24), (move_in_parts, 1 << 20), (save_as_from_gpus, 24)],
+)
 @pytest.mark.usually(3, 4)
 def test_npy(
-    part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    limit: Callable[..., None],
+    part_bytes: int,
+    path: Path,
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    move_in_parts(monkeypatch, part_bytes)
+    limit(monkeypatch, part_bytes)
     one, told = path / "one.npy", list[tuple[int, int]]()
     with grid(comm) as g:
         fields = filled(g, ("u", "links", "gap"))

@@ -17,7 +17,7 @@ from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.folder import check_exists, replaced
 from halox.io.checkpoint.saving import Made, Meter, checked
 from halox.io.checkpoint.store import Contents, Store, id_of, open_field, read
-from halox.io.staging import owned_cells
+from halox.io.regions import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.values import shortened

@@ -39,8 +39,7 @@ from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.io.checkpoint.moving import collect, start_write
 from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
 from halox.io.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
-from halox.io.regions import Cut
-from halox.io.staging import owned_cells
+from halox.io.regions import Cut, owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
 from halox.values import rounded_up, shown
