@@ -1,8 +1,7 @@
-"""Properties of a field that the grid does not determine, with the text of a call that declares them."""
+"""Properties of a field that the grid does not determine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -152,36 +151,6 @@ class FieldSpec:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
 
-    def _across(self) -> dict[str, object]:
-        """Return the options ``sign`` and ``position``."""
-        places = tuple(("low", "center", "high")[place] for place in self.positions)
-        return {"sign": "vector" if self.is_vector else dict(self.signs), "position": places}
-
-    def declaration(self, halo: Halo) -> str:
-        """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
-
-        Examples
-        --------
-        >>> FieldSpec(((2, 2), (2, 2)), (3,), staggered=(True, False)).declaration(((1, 1), (1, 1)))
-        'grid.declare(array, components=(3,), staggered=(0,), halo=2)'
-        """
-        widths = {width for sides in self.halo for width in sides}
-        options = {
-            "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
-            "parity": self.parity,
-            "offsets": self.offsets,
-            **self._across(),
-        }
-        texts = [f"{name}={value!r}" for name, value in options.items() if value]
-        if self.components_before or self.components_after:
-            components = components_text(self.components_before, self.components_after)
-            texts.insert(0, f"components={components}")
-        if self.boundary:
-            texts.append("boundary=...")
-        if self.halo != halo:
-            texts.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
-        return f"grid.declare({', '.join(['array', *texts])})"
-
     def __str__(self) -> str:
         """Return the properties as text."""
         return self._text
@@ -196,13 +165,11 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
-        text += "".join(f", {name}={value!r}" for name, value in self._across().items() if value)
+        if self.signs or self.is_vector:
+            text += f", sign={'vector' if self.is_vector else dict(self.signs)!r}"
+        if self.positions:
+            text += f", position={tuple(('low', 'center', 'high')[n] for n in self.positions)}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
-
-
-def ways_to_declare(specs: Iterable[FieldSpec], halo: Halo) -> str:
-    """Return the text of calls that declare an array with each of some specs; ``halo`` is the grid's halo."""
-    return ", or ".join(spec.declaration(halo) for spec in specs)
 
 
 def components_text(before: tuple[int, ...], after: tuple[int, ...]) -> str:

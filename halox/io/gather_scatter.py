@@ -150,8 +150,8 @@ def scatter(
             return (target, cut, None), _ScatterRecord(arguments, None, {})
         array, components = _as_host_array(whole, root_rank), FieldOptions()
         if target.layout is None:
-            call = f"grid.scatter(whole, {root_rank}, {{}})"
-            components = domain.layouts.of_whole(tuple(array.shape), "whole", call)
+            remedy = "give the options of the field, as in components=(2, ...) or staggered=0"
+            components = domain.layouts.of_whole(tuple(array.shape), "whole", remedy)
         elif array.shape != (expected := region_shape(target.layout, cut)):
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the {shown(expected)} of the "

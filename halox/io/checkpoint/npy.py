@@ -19,7 +19,6 @@ from numpy.lib import format as npy
 
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
-from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError, raising
 from halox.io.checkpoint import moving
 from halox.io.checkpoint.arguments import CallerField, Progress
@@ -106,8 +105,8 @@ def load(
         def describe() -> tuple[DType, int, dict[str, Any]]:
             shape, dtype, begin = _header_of(file, path)
             if not into:
-                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
-                return dtype, begin, dict(domain.layouts.of_whole(shape, str(path), call))
+                remedy = "give a field with its layout, as in u=grid.zeros(components=(2, ...))"
+                return dtype, begin, dict(domain.layouts.of_whole(shape, str(path), remedy))
             if into[name].described.dtype != dtype:
                 raise FieldError(
                     f"{name}: dtype {dtype} in {path}, {into[name].described.dtype} in the field; give a field "
