@@ -12,7 +12,6 @@ from halox.decomposition.domain import Decomposition
 from halox.decomposition.field_spec import FieldSpec
 from halox.decomposition.parity import PARITIES, check_checkerboard
 from halox.errors import FieldError
-from halox.tables import html_facts
 from halox.values import as_int, shown
 
 
@@ -60,14 +59,6 @@ class FieldLayout:
 
     def __repr__(self) -> str:
         """Return text with the shape of the rank's array and the properties of its axes."""
-        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
-        return f"<halox field layout: {facts}>"
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        return html_facts("halox field layout", self._facts())
-
-    def _facts(self) -> dict[str, object]:
         spec = self.spec
         facts: dict[str, object] = {
             "rank": self.rank,
@@ -87,7 +78,8 @@ class FieldLayout:
             facts["parity"] = f"{spec.parity}, last axis in pairs"
         if spec.offsets:
             facts["offsets"] = spec.offsets
-        return facts
+        text = ", ".join(f"{name} {value}" for name, value in facts.items())
+        return f"<halox field layout: {text}>"
 
     @cached_property
     def cells(self) -> tuple[AxisLayout, ...]:
