@@ -1011,9 +1011,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
         reads its own cells. Needs at most 256 MiB of memory per rank.
         """
-        from halox.io.checkpoint.calls import LoadOptions, load
+        from halox.io.checkpoint.calls import load
 
-        return load(self.domain, path, LoadOptions(into, named, names, progress))
+        return load(self.domain, path, into, named, names, progress)
 
     # Life
 
