@@ -76,11 +76,11 @@ def gather(domain: Domain, field: object, root: object, region: object = None) -
     with MessageQueue(world, _PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             for index in _parts_of(cells, world.size):
-                queue.send_copy(cells[index], root_rank)
+                queue.send(cells[index], root_rank)
             return None
         own = targets.pop(world.rank, None)
         for rank, part in _rounds(targets, world.size):
-            queue.receive_into(part, rank)
+            queue.receive(part, rank)
         if own is not None and own is not cells:
             own[...] = cells
     return whole
@@ -212,7 +212,7 @@ def _send(world: World, sources: dict[int, Array], cells: Any, queue: MessageQue
     """Send each other rank its cells, one part to each rank in turn, and copy this rank's cells."""
     own = sources.pop(world.rank, None)
     for rank, part in _rounds(sources, world.size):
-        queue.send_copy(part, rank)
+        queue.send(part, rank)
     if own is None:
         return
     if not is_device_array(cells):
@@ -230,7 +230,7 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
     if not is_device_array(cells):
         target = as_void(cells)
         for index in indices:
-            queue.receive_into(target[index], root)
+            queue.receive(target[index], root)
     elif indices:
         whole = np.broadcast_to(np.empty((), np.uint8), cells.shape)
         shapes = [whole[index].shape for index in indices]

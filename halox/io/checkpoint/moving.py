@@ -93,9 +93,7 @@ def collect(
             if shard.writer == world.rank:
                 write(shard.cut, _assembled(shard, values, queue, world.rank, new or np.empty))
             else:
-                queue.make_room()
-                is_kept = new is not None
-                queue.send(np.ascontiguousarray(values) if is_kept else values.copy(), shard.writer)
+                queue.send(values.copy() if new is None else values, shard.writer)
             advance(prod(values.shape) * field.dtype.itemsize)
 
 
@@ -139,7 +137,7 @@ def distribute(
                 if staged is not None:
                     fill(local, partial(receive, shard.writer))
                 else:
-                    queue.receive_into(as_void(cells)[local], shard.writer)
+                    queue.receive(as_void(cells)[local], shard.writer)
             elif len(shard.pieces) == 1:
                 fill(local, partial(read, shard.cut))
             else:
@@ -150,7 +148,7 @@ def distribute(
                     if piece.rank == world.rank:
                         fill(local, partial(copy, values))
                     else:
-                        queue.send_copy(values, piece.rank)
+                        queue.send(values, piece.rank)
             advance(prod(extents(local)) * field.dtype.itemsize)
 
 
@@ -335,7 +333,7 @@ def _assembled(
         if piece.rank == rank:
             place[...] = values
         else:
-            queue.receive_into(place, piece.rank)
+            queue.receive(place, piece.rank)
     queue.end()
     return whole
 
