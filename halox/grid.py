@@ -28,7 +28,7 @@ from halox.plans.report import Report
 from halox.reductions.grid_reductions import GridReductions
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
-from halox.tables import Text, html_facts
+from halox.tables import Text
 from halox.values import as_bool, check_bool
 
 if TYPE_CHECKING:
@@ -1011,9 +1011,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
         reads its own cells. Needs at most 256 MiB of memory per rank.
         """
-        from halox.io.checkpoint.calls import LoadOptions, load
+        from halox.io.checkpoint.calls import load
 
-        return load(self.domain, path, LoadOptions(into, named, names, progress))
+        return load(self.domain, path, into, named, names, progress)
 
     # Life
 
@@ -1040,11 +1040,6 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, periodic {self.periodic}, "
             f"{connect}{self.device}{', closed' if self._world.closed else ''}>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        facts = self.domain.division.facts(self.rank, self.size)
-        return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
 
 
 class CoarseGrid(Grid[FieldArray]):

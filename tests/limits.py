@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
+
+from halox.io.message_queue import as_void
 
 
 def cut_shards(
@@ -30,9 +35,9 @@ def cache_few_plans(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def move_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """Let `gather`, `scatter` and ``.npy`` files move whole arrays in parts of this size."""
     from halox.io import gather_scatter
-    from halox.io.checkpoint import npy
+    from halox.io.checkpoint import moving
 
-    for module in (gather_scatter, npy):
+    for module in (gather_scatter, moving):
         monkeypatch.setattr(module, "PART_BYTES", part_bytes)
 
 
@@ -40,8 +45,38 @@ def save_as_from_gpus(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """Let checkpoints and outputs copy host arrays as they copy arrays of GPUs, in parts of this size."""
     from halox.io.checkpoint import moving
 
-    for name, value in (("is_device_array", lambda _: True), ("DEVICE_PART_BYTES", part_bytes)):
-        monkeypatch.setattr(moving, name, value)
+    monkeypatch.setattr(moving, "is_device_array", lambda _: True)
+    monkeypatch.setattr(moving, "DeviceStaging", HostStaging)
+    monkeypatch.setattr(moving, "PART_BYTES", part_bytes)
+
+
+class HostStaging(AbstractContextManager["HostStaging"]):
+    """Moves parts of a host array as `DeviceStaging` moves parts of an array on a GPU, through one buffer."""
+
+    def __init__(self, array: Any, part_bytes: int) -> None:
+        self._array, self._buffer = as_void(array), np.empty(part_bytes, np.uint8)
+
+    def read(self, indices: Iterable[Any]) -> Iterator[Any]:
+        for index in indices:
+            part = self._array[index]
+            values = self.next_buffer(part.shape)
+            values[...] = part
+            yield values
+
+    def next_buffer(self, shape: tuple[int, ...]) -> Any:
+        self._shape, dtype = shape, self._array.dtype
+        return self._buffer[: prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+    def put(self, index: Any) -> None:
+        self._array[index] = self.next_buffer(self._shape)
+        self._buffer[:] = 0xAB
+
+    def store(self, index: Any, values: Any) -> None:
+        self.next_buffer(values.shape)[...] = values
+        self.put(index)
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def refuse_swaps(monkeypatch: pytest.MonkeyPatch) -> None:

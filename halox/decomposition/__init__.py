@@ -24,7 +24,7 @@ from halox.decomposition.field_regions import (
     exchange_slabs,
     walls_of,
 )
-from halox.decomposition.field_spec import FieldSpec, ways_to_declare
+from halox.decomposition.field_spec import FieldSpec
 from halox.decomposition.normalise import (
     Halo,
     normalise_grid_shape,
@@ -69,6 +69,5 @@ __all__ = [
     "normalise_periodic",
     "place",
     "walls_of",
-    "ways_to_declare",
     "with_periodic_boundary",
 ]

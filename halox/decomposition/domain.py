@@ -19,7 +19,6 @@ from halox.decomposition.normalise import (
     normalise_halo,
     normalise_periodic,
     normalise_proc_shape,
-    normalise_ranks,
 )
 from halox.decomposition.parity import check_checkerboard, check_extents_even
 from halox.decomposition.partition import AxisPartition
@@ -97,17 +96,11 @@ class Decomposition:
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if ``rank`` is out of range."""
-        if not 0 <= rank < self.ranks:
-            raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
+        """Coordinates of ``rank`` in the process grid."""
         return self.placement.coords_of(rank)
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
         """Rank at ``coords``, wrapped along periodic axes; None outside the process grid."""
-        if len(coords) != self.ndim:
-            raise DecompositionError(
-                f"coords: expected one per grid axis ({self.ndim}), got {tuple(coords)}"
-            )
         index = 0
         for axis, coord in zip(self.axes, coords, strict=True):
             parts = axis.parts
@@ -201,7 +194,6 @@ def decompose(
         check_extents_even(shape)
         units = (*units[:-1], 2)
     given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
-    ranks = normalise_ranks(ranks)
     procs = choose_proc_shape(ranks, shape, widths, wraps, given, cuts, units, block_cells)
     axes = tuple(
         AxisPartition.even(cells, parts, wrap, unit)

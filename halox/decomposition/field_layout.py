@@ -11,8 +11,7 @@ from halox.decomposition.boundaries import SIDES
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.field_spec import FieldSpec
 from halox.decomposition.parity import PARITIES, check_checkerboard
-from halox.errors import DecompositionError, FieldError
-from halox.tables import html_facts
+from halox.errors import FieldError
 from halox.values import as_int, shown
 
 
@@ -34,8 +33,7 @@ class FieldLayout:
     Raises
     ------
     DecompositionError
-        If ``spec`` is for another number of grid axes, or ``rank`` is out of range. For a field of one parity, also if
-        an extent is odd, or a block along the last axis begins at an odd cell.
+        For a field of one parity, if an extent is odd, or a block along the last axis begins at an odd cell.
 
     Examples
     --------
@@ -55,26 +53,12 @@ class FieldLayout:
     spec: FieldSpec
 
     def __post_init__(self) -> None:
-        """Check the number of axes, the rank and, for a field of one parity, the cuts of the grid."""
-        if self.spec.ndim != self.decomposition.ndim:
-            raise DecompositionError(
-                f"spec: expected halo widths for {self.decomposition.ndim} grid axes "
-                f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
-            )
-        self.decomposition.coords_of(self.rank)
+        """Check the cuts of the grid for a field of one parity."""
         if self.spec.parity is not None:
             check_checkerboard(self.decomposition.axes)
 
     def __repr__(self) -> str:
         """Return text with the shape of the rank's array and the properties of its axes."""
-        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
-        return f"<halox field layout: {facts}>"
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        return html_facts("halox field layout", self._facts())
-
-    def _facts(self) -> dict[str, object]:
         spec = self.spec
         facts: dict[str, object] = {
             "rank": self.rank,
@@ -94,7 +78,8 @@ class FieldLayout:
             facts["parity"] = f"{spec.parity}, last axis in pairs"
         if spec.offsets:
             facts["offsets"] = spec.offsets
-        return facts
+        text = ", ".join(f"{name} {value}" for name, value in facts.items())
+        return f"<halox field layout: {text}>"
 
     @cached_property
     def cells(self) -> tuple[AxisLayout, ...]:

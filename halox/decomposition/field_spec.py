@@ -1,8 +1,7 @@
-"""Properties of a field that the grid does not determine, with the text of a call that declares them."""
+"""Properties of a field that the grid does not determine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from halox.decomposition.axis_layout import Box
 from halox.decomposition.boundaries import Boundaries, boundary_text
 from halox.decomposition.normalise import Halo
-from halox.decomposition.parity import PARITIES, Parity
+from halox.decomposition.parity import Parity
 from halox.errors import DecompositionError, FieldError
 
 if TYPE_CHECKING:
@@ -48,9 +47,7 @@ class FieldSpec:
     Raises
     ------
     DecompositionError
-        If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
-        than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
-        ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
+        If the field is staggered and has a parity, or an offset is larger than a halo width that is not 0.
     FieldError
         If the field has a parity and a boundary, if the boundary or a sign names a component that the field does not
         have, or ``positions`` contradicts ``staggered``.
@@ -68,33 +65,14 @@ class FieldSpec:
     is_vector: bool = False
 
     def __post_init__(self) -> None:
-        """Fill in ``staggered`` and check all properties."""
-        if any(len(sides) != 2 or min(sides) < 0 for sides in self.halo):
-            raise DecompositionError(
-                f"halo: expected (low, high) per grid axis, 0 or more, got {self.halo}; "
-                "see normalise_halo for shorter forms"
-            )
-        if any(extent < 1 for extent in self.components_before + self.components_after):
-            raise DecompositionError(
-                "components: expected extents of 1 or more, got "
-                f"{self.components_before} before and {self.components_after} after the grid axes"
-            )
+        """Fill in ``staggered``, and check that the properties suit each other."""
         if not self.staggered:
             object.__setattr__(self, "staggered", (False,) * self.ndim)
-        if len(self.staggered) != self.ndim:
+        if self.parity is not None and any(self.staggered):
             raise DecompositionError(
-                f"staggered: expected one entry per grid axis ({self.ndim}), got {self.staggered}"
+                f"parity: a staggered field has points that are not cells of a checkerboard, got "
+                f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
             )
-        if self.parity is not None:
-            if self.parity not in PARITIES:
-                raise DecompositionError(
-                    f"parity: expected one of {', '.join(PARITIES)}, or None, got {self.parity!r}"
-                )
-            if any(self.staggered):
-                raise DecompositionError(
-                    f"parity: a staggered field has points that are not cells of a checkerboard, got "
-                    f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
-                )
         self._check_offsets()
         self._check_boundary()
 
@@ -126,11 +104,6 @@ class FieldSpec:
             )
 
     def _check_offsets(self) -> None:
-        if min(self.offsets, default=1) < 1:
-            raise DecompositionError(
-                f"offsets: expected distances of 1 cell or more, got {self.offsets}; each holds in both directions "
-                "of every axis"
-            )
         for axis, widths in enumerate(self.halo):
             if any(0 < width < max(self.offsets, default=0) for width in widths):
                 raise DecompositionError(
@@ -178,36 +151,6 @@ class FieldSpec:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
 
-    def _across(self) -> dict[str, object]:
-        """Return the options ``sign`` and ``position``."""
-        places = tuple(("low", "center", "high")[place] for place in self.positions)
-        return {"sign": "vector" if self.is_vector else dict(self.signs), "position": places}
-
-    def declaration(self, halo: Halo) -> str:
-        """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
-
-        Examples
-        --------
-        >>> FieldSpec(((2, 2), (2, 2)), (3,), staggered=(True, False)).declaration(((1, 1), (1, 1)))
-        'grid.declare(array, components=(3,), staggered=(0,), halo=2)'
-        """
-        widths = {width for sides in self.halo for width in sides}
-        options = {
-            "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
-            "parity": self.parity,
-            "offsets": self.offsets,
-            **self._across(),
-        }
-        texts = [f"{name}={value!r}" for name, value in options.items() if value]
-        if self.components_before or self.components_after:
-            components = components_text(self.components_before, self.components_after)
-            texts.insert(0, f"components={components}")
-        if self.boundary:
-            texts.append("boundary=...")
-        if self.halo != halo:
-            texts.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
-        return f"grid.declare({', '.join(['array', *texts])})"
-
     def __str__(self) -> str:
         """Return the properties as text."""
         return self._text
@@ -222,13 +165,11 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
-        text += "".join(f", {name}={value!r}" for name, value in self._across().items() if value)
+        if self.signs or self.is_vector:
+            text += f", sign={'vector' if self.is_vector else dict(self.signs)!r}"
+        if self.positions:
+            text += f", position={tuple(('low', 'center', 'high')[n] for n in self.positions)}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
-
-
-def ways_to_declare(specs: Iterable[FieldSpec], halo: Halo) -> str:
-    """Return the text of calls that declare an array with each of some specs; ``halo`` is the grid's halo."""
-    return ", or ".join(spec.declaration(halo) for spec in specs)
 
 
 def components_text(before: tuple[int, ...], after: tuple[int, ...]) -> str:

@@ -185,14 +185,6 @@ def normalise_blocks(
     return tuple(cuts)
 
 
-def normalise_ranks(ranks: object) -> int:
-    """Return the number of ranks as a positive integer."""
-    count = _integer(ranks, "ranks", "a number of ranks")
-    if count < 1:
-        raise DecompositionError(f"ranks: expected at least 1, got {count}")
-    return count
-
-
 def _integers(name: str, values: list[Any], meaning: str) -> tuple[int, ...]:
     if {*map(type, values)} == {int} and max(map(abs, values)) <= LARGEST:
         return tuple(values)

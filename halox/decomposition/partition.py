@@ -8,15 +8,13 @@ from functools import cached_property
 from itertools import accumulate
 from operator import sub
 
-from halox.errors import DecompositionError
-
 
 @dataclass(frozen=True)
 class AxisPartition:
     """One axis of the grid, cut into consecutive parts.
 
-    Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``. Bounds that do not rise from 0 to ``cells``
-    raise `DecompositionError`. On a periodic axis the first cell follows the last.
+    Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``; the bounds rise from 0 to ``cells``.
+    On a periodic axis the first cell follows the last.
 
     Examples
     --------
@@ -31,15 +29,6 @@ class AxisPartition:
     bounds: tuple[int, ...]
     periodic: bool
 
-    def __post_init__(self) -> None:
-        """Raise `DecompositionError` for bounds that do not partition the axis."""
-        ends_fit = len(self.bounds) >= 2 and (self.bounds[0], self.bounds[-1]) == (0, self.cells)
-        if not ends_fit or min(self.sizes) < 1:
-            raise DecompositionError(
-                f"bounds: expected to rise from 0 to {self.cells}, at least one cell a part, "
-                f"got {self.bounds}"
-            )
-
     @classmethod
     def even(cls, cells: int, parts: int, periodic: bool, unit: int = 1) -> AxisPartition:
         """Cut into equal parts; the first ``cells % parts`` parts are one cell larger.
@@ -48,7 +37,6 @@ class AxisPartition:
         larger by one unit.
         """
         units = cells // unit
-        _check_parts(units, parts)
         size, extra = divmod(units, parts)
         larger = extra * (size + 1)  # units of the larger parts
         starts = [*range(0, larger, size + 1), *range(larger, units, size)]
@@ -63,10 +51,6 @@ class AxisPartition:
         >>> AxisPartition.from_blocks([4, 1, 5], periodic=False).bounds
         (0, 4, 5, 10)
         """
-        if not blocks or min(blocks) < 1:
-            raise DecompositionError(
-                f"blocks: expected at least one block, each of one cell or more, got {blocks!r}"
-            )
         return cls(sum(blocks), (0, *accumulate(blocks)), periodic)
 
     @property
@@ -130,13 +114,3 @@ class AxisPartition:
             high_sizes = [size - 1 for size in high_sizes]
             high_sizes[-1] += self.closes(self.parts - 1)
         return min(self.sizes[:last]), min(high_sizes)
-
-
-def _check_parts(n: int, parts: int) -> None:
-    if parts < 1:
-        raise DecompositionError(f"parts: expected at least 1, got {parts}")
-    if n < parts:
-        raise DecompositionError(
-            f"parts: {parts} parts need at least {parts} cells, got an axis of {n}; "
-            f"use at most {n} parts"
-        )

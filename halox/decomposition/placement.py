@@ -30,8 +30,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from halox.errors import DecompositionError
-
 _Blocks: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -116,19 +114,9 @@ def place(
     ``axis_bytes`` are the bytes that two ranks exchange through a face normal to each axis. ``nodes`` has the
     node of each rank: any integers, equal for ranks of one node. Returns the best of the placements that the
     module docstring lists, or rank order if no other placement is better. Equal arguments give equal results
-    on all ranks. Edges and corners are not counted. Two ranks along a periodic axis share two faces. Raises
-    `DecompositionError` if ``nodes`` does not have one entry per rank, or another sequence one entry per axis.
+    on all ranks. Edges and corners are not counted. Two ranks along a periodic axis share two faces.
     """
     shape = tuple(proc_shape)
-    for name, entries, expected in (
-        ("nodes", nodes, math.prod(shape)),
-        ("periodic", periodic, len(shape)),
-        ("axis_bytes", axis_bytes, len(shape)),
-    ):
-        if len(entries) != expected:
-            raise DecompositionError(
-                f"{name}: expected {expected} entries for proc_shape={shape}, got {len(entries)}"
-            )
     node_of = np.asarray(nodes, dtype=np.int64)
     candidates = _candidates(shape, node_of)
     method, rank_of = next(candidates)

@@ -39,9 +39,6 @@ _BLOCK_CELLS = {"cpu": 3, "gpu": 1}
 # Number of workable process grids that an error suggests.
 _SUGGESTIONS = 3
 
-# Divisions that the search for a workable number of ranks may take, in each direction.
-_MOST_DIVISIONS = 500_000
-
 
 def choose_proc_shape(
     ranks: int,
@@ -62,8 +59,7 @@ def choose_proc_shape(
     0, process grids are compared for a width of 1, because a field may have its own halo. ``units`` are the cells per
     axis that stay in one block. A contiguous block of memory counts as ``block_cells`` more cells.
 
-    Raises `DecompositionError` if no process grid fits. The error lists workable process grids, or workable numbers
-    of ranks.
+    Raises `DecompositionError` if no process grid fits. The error lists workable process grids, if there are any.
 
     Examples
     --------
@@ -106,28 +102,18 @@ class _Axis:
     blocks: tuple[int, ...] | None = None
     unit: int = 1
 
-    def obstacle(self, parts: int) -> str | None:
-        """Reason why the axis has no cut into ``parts`` parts, wide enough or not; None if it has one."""
-        cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
-        if self.blocks is not None and parts != len(self.blocks):
-            return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
-        if parts > self.cells // self.unit:
-            together = f", of which {self.unit} stay together" if self.unit > 1 else ""
-            return f"axis {self.index} has {cells}{together}, too few for {parts} ranks"
-        return None
-
     def fits(self, parts: int) -> bool:
         """Whether the axis can be cut into ``parts`` parts."""
-        even, units = self.blocks is None, self.cells // self.unit // parts
-        if even and units * self.unit >= max(1, *self.halo):
-            return True
-        if even and parts > 1 and (units + 1) * self.unit < max(self.halo):
-            return False
-        if self.obstacle(parts) is not None:
-            return False
         if self.blocks is not None:
+            if parts != len(self.blocks):
+                return False
             cut = AxisPartition.from_blocks(self.blocks, self.periodic)
         else:
+            units = self.cells // self.unit // parts
+            if units * self.unit >= max(1, *self.halo):
+                return True
+            if units == 0 or (parts > 1 and (units + 1) * self.unit < max(self.halo)):
+                return False
             cut = AxisPartition.even(self.cells, parts, self.periodic, self.unit)
         return all(
             limit is None or width <= limit
@@ -220,49 +206,13 @@ def _cheapest(
 def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
     """Reason why no process grid fits, and the remedy."""
     grid_shape = tuple(axis.cells for axis in axes)
-    free = (0,) * len(axes)
-    others = sorted(
-        _workable(axes, ranks, free), key=lambda procs: (_distance(procs, given), procs)
-    )[:_SUGGESTIONS]
-    if others:
-        remedy = f"workable for {ranks} ranks: {', '.join(map(str, others))}"
+    workable = _workable(axes, ranks, (0,) * len(axes))[:_SUGGESTIONS]
+    if workable:
+        remedy = f"workable for {ranks} ranks: {', '.join(map(str, workable))}"
     else:
-        near = _near(axes, ranks)
-        examples = " or ".join(f"{n} (proc_shape={_workable(axes, n, free)[0]})" for n in near)
-        remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
+        remedy = f"use another number of ranks, at most {_most_ranks(axes)}"
     if any(given):
-        return f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given)}; {remedy}"
+        return f"proc_shape={given} with {ranks} ranks: cannot divide grid_shape={grid_shape}; {remedy}"
     cuts = [len(axis.blocks) if axis.blocks else None for axis in axes]
     blocks = f" with blocks for {cuts} ranks per axis" if any(cuts) else ""
     return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{blocks}; {remedy}"
-
-
-def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
-    fixed = math.prod(parts for parts in given if parts)
-    if 0 not in given and fixed != ranks:
-        return f"it multiplies up to {fixed}, expected {ranks}"
-    if ranks % fixed:
-        return f"the axes given multiply up to {fixed}, expected a divisor of {ranks}"
-    for axis, parts in zip(axes, given, strict=True):
-        obstacle = axis.obstacle(parts) if parts else None
-        if obstacle:
-            return obstacle
-    return f"{ranks // fixed} ranks cannot be divided among the axes left free"
-
-
-def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:
-    return sum(abs(have - want) for have, want in zip(procs, given, strict=True) if want)
-
-
-def _near(axes: Sequence[_Axis], ranks: int) -> list[int]:
-    """Workable numbers of ranks close to ``ranks``, below and above it; the largest one if none is close.
-
-    The search takes a fraction of a second: among many ranks it tries few numbers, whose divisors take long to find.
-    """
-    most = _most_ranks(axes)
-    tries = _MOST_DIVISIONS // math.isqrt(ranks) + 1
-    below = range(min(ranks - 1, most), 0, -1)[:tries]
-    above = range(ranks + 1, most + 1)[:tries]
-    free = (0,) * len(axes)
-    found = (next((n for n in some if _workable(axes, n, free)), None) for some in (below, above))
-    return [n for n in found if n] or [most]

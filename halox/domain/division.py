@@ -53,25 +53,6 @@ class Division:
         """Kind of memory of the fields."""
         return "cpu" if self.device_id is None else "gpu"
 
-    def facts(self, rank: int, size: int) -> dict[str, object]:
-        """Return the properties of a rank's part by name, for a notebook."""
-        decomposition, layout = self.decomposition, self.layout
-        return {
-            "grid shape": decomposition.grid_shape,
-            "process grid": decomposition.proc_shape,
-            "halo": layout.spec.halo,
-            "periodic": decomposition.periodic,
-            "boundary": boundary_text(layout.spec.boundary),
-            **({"connect": str(decomposition.joined)} if decomposition.joined else {}),
-            "corners": self.corners,
-            "device": self.device if self.device_id is None else f"GPU {self.device_id}",
-            "path": self.path,
-            "dims": self.labels and self.labels.dims,
-            f"rank {rank} of {size}": f"proc_coords {decomposition.coords_of(rank)}",
-            "owns": f"{decomposition.rank_shape(rank)}, from {tuple(cut.start for cut in layout.owned)}",
-            "stores": layout.padded_shape,
-        }
-
     def text(self, rank: int, nodes: int) -> str:
         """Return a description of the whole grid and a rank's part."""
         decomposition, layout = self.decomposition, self.layout

@@ -2,8 +2,8 @@
 
 An array is, in this order, a field that the grid allocated or the user declared; a field with the grid's halo, by its
 shape; a field of the only declared layout with this shape, such as a result of arithmetic on declared fields; or, for
-calls that need no halo, the cells that the rank owns. A shape with several readings is an error, which lists the
-declarations. Points of staggered fields and cells of one parity are never inferred: their shapes are those of cells.
+calls that need no halo, the cells that the rank owns. A shape with several readings is an error. Points of staggered
+fields and cells of one parity are never inferred: their shapes are those of cells.
 
 A field is identified by its memory: address, shape, strides and dtype. A declared layout applies to every array with
 the same address, shape, strides and dtype, as long as the array that owns the memory lives. It makes no difference
@@ -13,10 +13,9 @@ which views are alive, or on which ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 from halox.decomposition import (
@@ -27,12 +26,10 @@ from halox.decomposition import (
     FieldSpec,
     check_widths,
     component_axes,
-    ways_to_declare,
 )
-from halox.decomposition.field_spec import components_text
 from halox.decomposition.normalise import Halo
 from halox.domain.options import FieldOptions, field_spec
-from halox.errors import DeviceError, FieldError, HaloxError
+from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
 from halox.runtime.known_arrays import KnownArrays
 from halox.values import shown
@@ -238,7 +235,7 @@ class FieldLayouts:
             raise FieldError(
                 f"array: shape {layout.padded_shape} has the cells of rank {self._rank} without their halo, which this "
                 "call needs; give the field itself, no slice of it and not grid.interior(field), or tell with "
-                f"{layout.spec.declaration(self._halo)} if it has no halo"
+                "grid.declare(array, halo=0) if it has no halo"
             )
         return layout
 
@@ -269,50 +266,29 @@ class FieldLayouts:
                 "staggered or has another halo"
             )
         if len(specs) > 1:
-            ways = ways_to_declare(dict.fromkeys(specs), self._halo)
-            raise _ambiguous("array", shape, len(specs), ways, f" ({expected})")
+            raise FieldError(
+                f"array: shape {shape} can be read in {len(specs)} ways ({expected}); tell which with "
+                "grid.declare(array, components=...), and with its halo, staggered axes or parity, if it has others"
+            )
         spec = specs[0] if declared else replace(specs[0], boundary=self._boundary)
         # Also if fields without halo have been declared: an exchange of another array by mistake would do nothing.
         lacks_halo = self._halo != none and spec.halo == none and not any(spec.staggered)
         return self.of(spec), lacks_halo
 
-    def of_whole(self, shape: tuple[int, ...], name: str, call: str) -> FieldOptions:
+    def of_whole(self, shape: tuple[int, ...], name: str, remedy: str) -> FieldOptions:
         """Return the component axes of a whole field of cells, by the shape of its array.
 
-        Raises `FieldError`, which names the array and the remedy. ``call`` is the remedy's code, with "{}" in place of
-        the field's options.
+        Raises `FieldError`, which names the array and the remedy.
         """
         grid_shape = self._decomposition.grid_shape
         fits = component_axes(shape, grid_shape)
         if len(fits) == 1:
             before, after = fits[0]
             return {"components": (*before, ..., *after)}
-        if fits:
-            options = [f"components={components_text(*each)}" for each in fits]
-            raise _ambiguous(name, shape, len(fits), ", or ".join(map(call.format, options)))
-        options = []
-        for text, whole in self._other_wholes():
-            for before, after in component_axes(shape, whole):
-                components = f"components={components_text(before, after)}" * bool(before + after)
-                options.append(", ".join(filter(None, [text, components])))
+        ways = f"can be read in {len(fits)} ways" if fits else "does not hold the cells"
         raise FieldError(
-            f"{name}: shape {shape} does not hold the grid's {grid_shape}, with component axes in front or behind; "
-            + (
-                f"tell the layout of the field, as with {', or '.join(map(call.format, options))}"
-                if options
-                else "give all cells, without halo, or make a grid of this shape"
-            )
+            f"{name}: shape {shape} {ways} of a grid of {grid_shape} with component axes in front or behind; {remedy}"
         )
-
-    def _other_wholes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the options and the points per axis of staggered fields, and of fields of one parity."""
-        axes = self._decomposition.axes
-        for number in range(1, len(axes) + 1):
-            for chosen in combinations(range(len(axes)), number):
-                text = f"staggered={chosen[0] if number == 1 else chosen}"
-                yield text, tuple(axis.points(n in chosen) for n, axis in enumerate(axes))
-        with suppress(HaloxError):  # without a checkerboard
-            yield "parity='even'", self.of_options({"parity": "even"}).global_shape
 
     def _declare(
         self, described: Described, array: object, layout: FieldLayout, number: int
@@ -352,11 +328,3 @@ def _keep_with(table: dict[Any, Any], key: Hashable, watched: object, *values: o
             f"a {type(watched).__module__}.{type(watched).__qualname__} cannot be used (it takes no "
             "weak references); give an array of NumPy or CuPy on the same memory"
         ) from error
-
-
-def _ambiguous(
-    name: str, shape: tuple[int, ...], count: int, ways: str, expected: str = ""
-) -> FieldError:
-    return FieldError(
-        f"{name}: shape {shape} can be read in {count} ways{expected}; tell which with {ways}"
-    )

@@ -2,5 +2,5 @@
 
 `gather_scatter` has `Grid.gather` and `Grid.scatter`. The package `checkpoint` writes and reads files, on all ranks.
 Both cut a field by `regions`, send through a `message_queue` that bounds the memory in flight, and move the cells of a
-GPU through page-locked memory (`staging`). Begin with `gather_scatter`.
+GPU through page-locked memory (`halox.runtime.gpu.staging`). Begin with `gather_scatter`.
 """

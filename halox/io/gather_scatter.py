@@ -16,18 +16,19 @@ from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from halox.decomposition import FieldLayout
 from halox.decomposition.blocks import blocks
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
 from halox.io.message_queue import MessageQueue, as_void
-from halox.io.regions import Cut, place_of, points_of, region_of, region_shape
-from halox.io.staging import Index, owned_cells, part_shape
+from halox.io.regions import Cut, owned_cells, place_of, points_of, region_of, region_shape
 from halox.runtime.arrays import Array, DType, as_ndarray, check_elements_apart, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
-from halox.runtime.gpu.staging import DeviceStaging, as_words
+from halox.runtime.gpu.staging import DeviceStaging, Index, as_words
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
@@ -75,11 +76,11 @@ def gather(domain: Domain, field: object, root: object, region: object = None) -
     with MessageQueue(world, _PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             for index in _parts_of(cells, world.size):
-                queue.send_copy(cells[index], root_rank)
+                queue.send(cells[index], root_rank)
             return None
         own = targets.pop(world.rank, None)
         for rank, part in _rounds(targets, world.size):
-            queue.receive_into(part, rank)
+            queue.receive(part, rank)
         if own is not None and own is not cells:
             own[...] = cells
     return whole
@@ -149,8 +150,8 @@ def scatter(
             return (target, cut, None), _ScatterRecord(arguments, None, {})
         array, components = _as_host_array(whole, root_rank), FieldOptions()
         if target.layout is None:
-            call = f"grid.scatter(whole, {root_rank}, {{}})"
-            components = domain.layouts.of_whole(tuple(array.shape), "whole", call)
+            remedy = "give the options of the field, as in components=(2, ...) or staggered=0"
+            components = domain.layouts.of_whole(tuple(array.shape), "whole", remedy)
         elif array.shape != (expected := region_shape(target.layout, cut)):
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the {shown(expected)} of the "
@@ -211,7 +212,7 @@ def _send(world: World, sources: dict[int, Array], cells: Any, queue: MessageQue
     """Send each other rank its cells, one part to each rank in turn, and copy this rank's cells."""
     own = sources.pop(world.rank, None)
     for rank, part in _rounds(sources, world.size):
-        queue.send_copy(part, rank)
+        queue.send(part, rank)
     if own is None:
         return
     if not is_device_array(cells):
@@ -229,9 +230,10 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
     if not is_device_array(cells):
         target = as_void(cells)
         for index in indices:
-            queue.receive_into(target[index], root)
+            queue.receive(target[index], root)
     elif indices:
-        shapes = [part_shape(cells.shape, index) for index in indices]
+        whole = np.broadcast_to(np.empty((), np.uint8), cells.shape)
+        shapes = [whole[index].shape for index in indices]
         with DeviceStaging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
             for index, shape in zip(indices, shapes, strict=True):
                 queue.receive(staged.next_buffer(shape), root)

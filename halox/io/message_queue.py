@@ -46,39 +46,31 @@ class MessageQueue:
         self._tag = world.ranks.call_tag(CELLS)
         self._messages: deque[_Message] = deque()
 
-    def make_room(self) -> None:
-        """Wait until one more message may be started; call this before allocating its buffer."""
-        while len(self._messages) >= self._most:
-            self._end_oldest()
-
-    def send(self, memory: Array, peer: int) -> None:
-        """Start sending a contiguous array."""
+    def send(self, part: Array, peer: int) -> None:
+        """Wait for room, and start sending an array of any strides."""
+        self._make_room()
+        memory = np.ascontiguousarray(part)
         message = self._add(_Message(memory, peer, False))
         message.request = self._world.comm.Isend(as_bytes(memory), peer, self._tag)
 
-    def receive(self, memory: Array, peer: int, then: Callable[[], None] | None = None) -> None:
-        """Start receiving into a contiguous array; ``then`` is called after the message has arrived."""
+    def receive(self, part: Array, peer: int) -> None:
+        """Wait for room, and start receiving into an array of any strides, through a buffer if it is not contiguous."""
+        self._make_room()
+        memory, then = part, None
+        if not part.flags.c_contiguous:
+            memory = np.empty(part.shape, part.dtype)
+            then = partial(np.copyto, part, memory)
         message = self._add(_Message(memory, peer, True, then))
         message.request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
+
+    def _make_room(self) -> None:
+        while len(self._messages) >= self._most:
+            self._end_oldest()
 
     def _add(self, message: _Message) -> _Message:
         """Queue a message before MPI starts it: after an interrupt in between, the queue still holds its buffer."""
         self._messages.append(message)
         return message
-
-    def send_copy(self, part: Array, peer: int) -> None:
-        """Wait for room, and start sending an array of any strides."""
-        self.make_room()
-        self.send(np.ascontiguousarray(part), peer)
-
-    def receive_into(self, part: Array, peer: int) -> None:
-        """Wait for room, and start receiving into an array of any strides, through a buffer if it is not contiguous."""
-        self.make_room()
-        if part.flags.c_contiguous:
-            self.receive(part, peer)
-        else:
-            buffer = np.empty(part.shape, part.dtype)
-            self.receive(buffer, peer, partial(np.copyto, part, buffer))
 
     def end(self) -> None:
         while self._messages:

@@ -8,10 +8,19 @@ from typing import Any, TypeAlias
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.plans.regions import Cells, cells_of_range
+from halox.runtime.arrays import as_ndarray
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import as_device_array
 from halox.values import as_list, shown
 
 Cut: TypeAlias = tuple[slice, ...]
 """A box, or every n-th point of a box: a slice per axis, with all numbers given."""
+
+
+def owned_cells(field: object, layout: FieldLayout) -> Any:
+    """Return a view of the cells that this rank owns, as an array of NumPy or CuPy."""
+    array = as_device_array(field) if is_device_array(field) else as_ndarray(field)
+    return array[layout.interior]
 
 
 def region_of(region: object, layout: FieldLayout, name: str) -> Cut:

@@ -281,7 +281,7 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: g.gather(3), FieldError, "field"),
         (lambda g: g.gather(g.zeros(), root=g.size), FieldError, "root"),
         (lambda g: g.scatter(np.zeros(3)), FieldError, "whole"),
-        (lambda g: g.scatter(np.ones(2 * g.grid_shape)), FieldError, "grid.scatter"),
+        (lambda g: g.scatter(np.ones(2 * g.grid_shape)), FieldError, "components="),
         (lambda g: g.save("/none/a", u=3), FieldError, "u"),
         (lambda g: g.load("/none/a"), CheckpointError, "/none/a"),
         (lambda g: g.coarsen(0), DecompositionError, "factor"),

@@ -43,7 +43,7 @@ class CallerField(NamedTuple):
 def path_of(path: object, *, written: bool) -> Path | BucketPath:
     """Return a local path with all links resolved, or one in a bucket; raises `CheckpointError`.
 
-    A path of another format's suffix is invalid, except that an existing checkpoint with this suffix can be read.
+    A path of another format's suffix cannot be written.
     """
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
@@ -56,16 +56,10 @@ def path_of(path: object, *, written: bool) -> Path | BucketPath:
     resolved = Path(os.path.realpath(os.path.expanduser(text)))
     if not resolved.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
-    if resolved.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(resolved)):
-        remedy = (
-            f"save {resolved.stem}.zarr, and convert it on one rank, as in "
-            f"xarray.open_zarr('{resolved.stem}.zarr').to_netcdf('{resolved.name}')"
-            if written
-            else "open it with xarray.open_dataset, and give its variables to grid.from_dataarray"
-        )
+    if written and resolved.suffix.lower() in _OTHER_FORMATS:
         raise CheckpointError(
-            f"path: {resolved} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, "
-            f"by convention named .zarr, or one field as .npy; {remedy}"
+            f"path: {resolved} is a name of netCDF or HDF5, and halox writes a Zarr group, or one field as .npy; save "
+            f"{resolved.stem}.zarr, and convert it by xarray.open_zarr(...).to_netcdf('{resolved.name}')"
         )
     text = str(resolved)
     if resolved.suffix != ".npy" and (

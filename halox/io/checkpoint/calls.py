@@ -29,16 +29,6 @@ class SaveOptions:
     array_attrs: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """Options of `Grid.load`, not yet checked; ``into`` and ``named`` have the fields to fill."""
-
-    into: object = None
-    named: Mapping[str, object] | None = None
-    names: object = None
-    progress: object = None
-
-
 def save(
     domain: Domain,
     path: object,
@@ -103,27 +93,34 @@ def request_of(
 _Read = tuple[Path | BucketPath, dict[str, CallerField], tuple[str, ...] | None, Progress | None]
 
 
-def load(domain: Domain, path: object, options: LoadOptions) -> Loaded:
+def load(
+    domain: Domain,
+    path: object,
+    into: object,
+    named: Mapping[str, object],
+    names: object,
+    progress: object,
+) -> Loaded:
     """Read fields; see `Grid.load`. Collective; blocks."""
 
     def check() -> tuple[_Read, dict[str, object]]:
         where = arguments.path_of(path, written=False)
-        given = arguments.fields_of(domain.layouts, options.into, options.named or {}, written=True)
-        names = arguments.names_of(options.names)
+        given = arguments.fields_of(domain.layouts, into, named, written=True)
+        wanted = arguments.names_of(names)
         if not _is_npy(where):
             load_tensorstore()
-        elif len(given) + len(names or ()) > 1:
+        elif len(given) + len(wanted or ()) > 1:
             raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
-        progress = arguments.progress_of(options.progress)
-        return (where, given, names, progress), compared(where, given, names=names)
+        read = (where, given, wanted, arguments.progress_of(progress))
+        return read, compared(where, given, names=wanted)
 
     world = domain.world
     with world.guard:
         world.begin("load")
-        where, given, names, progress = world.attempt(check, LOADING, alike=True)
+        where, given, wanted, meter = world.attempt(check, LOADING, alike=True)
         if isinstance(where, Path) and _is_npy(where):
-            return npy.load(domain, where, names, given, progress)
-        return load_group(domain, where, names, given, progress)
+            return npy.load(domain, where, wanted, given, meter)
+        return load_group(domain, where, wanted, given, meter)
 
 
 def _is_npy(path: Path | BucketPath) -> bool:

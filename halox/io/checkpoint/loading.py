@@ -17,7 +17,7 @@ from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.folder import check_exists, replaced
 from halox.io.checkpoint.saving import Made, Meter, checked
 from halox.io.checkpoint.store import Contents, Store, id_of, open_field, read
-from halox.io.staging import owned_cells
+from halox.io.regions import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.values import shortened
@@ -104,15 +104,11 @@ def load_group(
         store = Store.of_folder(path, path, world.limit_s)
         reading = Reading(world, path, partial(_id_in_folder, path, store))
 
-    def describe() -> Contents:
+    def describe() -> tuple[Contents, list[str]]:
         contents = read(store)
-        _check(domain, contents, path, names, into)
-        return contents
+        return contents, _check(domain, contents, path, names, into)
 
-    contents = reading.attempt(describe)
-    if names is None:
-        names = () if into else tuple(contents.fields)
-    wanted = sorted({*into, *names})
+    contents, wanted = reading.attempt(describe)
     fields: dict[str, tuple[Any, FieldLayout]] = {}
     for name in wanted:
         if name in into:
@@ -120,7 +116,6 @@ def load_group(
         else:
             stored = contents.fields[name]
             fields[name] = new_field(domain, stored.dtype, stored.options)
-    reading.attempt(partial(_check_shapes, contents, path, fields))
     shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
     meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
 
@@ -158,40 +153,37 @@ def _check(
     path: object,
     names: tuple[str, ...] | None,
     into: dict[str, CallerField],
-) -> None:
+) -> list[str]:
+    """Check that a checkpoint fits the grid and the fields to fill; return the names of the fields to load."""
     if contents.grid_shape != domain.grid_shape:
         raise CheckpointError(
             f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {domain.grid_shape}; make "
             "a grid of the same shape: the ranks, their division and the halo may differ"
         )
-    for name in (*(names or ()), *into):
+    if names is None:
+        names = () if into else tuple(contents.fields)
+    wanted = sorted({*into, *names})
+    for name in wanted:
         if name not in contents.fields:
             raise CheckpointError(
                 f"{path} has no field {shortened(name)}; it has {', '.join(contents.fields) or 'none'}"
             )
-    for name in contents.fields if names is None and not into else names or ():
-        if name not in into:
+        stored, given = contents.fields[name], into.get(name)
+        if given is None:
             try:
-                domain.layouts.of_options(contents.fields[name].options)
+                layout, dtype = domain.layouts.of_options(stored.options), stored.dtype
             except FieldError as error:
                 raise FieldError(
                     f"{name}: {error}; or give a field to fill, as in grid.load(path, {name}=grid.zeros())"
                 ) from error
-    for name, given in into.items():
-        why = contents.fields[name].differs(given.layout, given.described.dtype)
-        if why:
+        else:
+            layout, dtype = given.layout, given.described.dtype
+        why = stored.differs(layout, dtype)
+        if why and given is not None:
             raise FieldError(f"{name}: {why}; give a field like the one saved, or let load make it")
-
-
-def _check_shapes(
-    contents: Contents, path: object, fields: dict[str, tuple[Any, FieldLayout]]
-) -> None:
-    """Raise if a new field has another shape, as a staggered field does if an axis is now periodic."""
-    for name, (_, layout) in fields.items():
-        stored = contents.fields[name]
-        why = stored.differs(layout, stored.dtype)
         if why:
             raise CheckpointError(
                 f"{path}: {name} does not fit this grid: {why}; a staggered field has another number of points along a "
                 "periodic axis: make the grid periodic as it was"
             )
+    return wanted

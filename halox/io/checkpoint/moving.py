@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from math import prod
 from typing import Any
@@ -27,13 +27,13 @@ from halox.io.checkpoint.fields import StoredField, is_number
 from halox.io.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.io.message_queue import MessageQueue, as_void
 from halox.io.regions import Cut
-from halox.io.staging import Index, Staging, staging
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.staging import DeviceStaging, Index
 from halox.runtime.world import World
 
-DEVICE_PART_BYTES = 8 << 20
-"""Bytes of a part of a field on a GPU: the copy takes much longer than its launch."""
+PART_BYTES = 8 << 20
+"""Bytes of a part of a field on a GPU: the copy takes much longer than its launch. Slabs of files have as many."""
 
 _MESSAGES = 2
 """Messages at the same time."""
@@ -77,12 +77,13 @@ def collect(
     step: str,
     write: Callable[[Cut, Array], None],
     advance: Advance = lambda nbytes: None,
-    new: New = np.empty,
+    new: New | None = np.empty,
 ) -> None:
     """Call ``write`` with the box and the values of each shard that this rank writes. Collective.
 
     ``write`` and ``advance`` must not raise. The values are a view of the cells, or an array of ``new(shape, dtype)``.
-    ``step`` names the call in errors.
+    With None for ``new`` they are valid during the call only, and shards have at most `PART_BYTES`. ``step`` names the
+    call in errors.
     """
     with (
         MessageQueue(world, _MESSAGES, step) as queue,
@@ -90,10 +91,9 @@ def collect(
     ):
         for shard, values in zip(shards.shards, parts, strict=True):
             if shard.writer == world.rank:
-                write(shard.cut, _assembled(shard, values, queue, world.rank, new))
+                write(shard.cut, _assembled(shard, values, queue, world.rank, new or np.empty))
             else:
-                queue.make_room()
-                queue.send(np.ascontiguousarray(values), shard.writer)
+                queue.send(values.copy() if new is None else values, shard.writer)
             advance(prod(values.shape) * field.dtype.itemsize)
 
 
@@ -103,34 +103,52 @@ def distribute(
     cells: Any,
     field: StoredField,
     step: str,
-    read: Callable[[Cut], Array],
+    read: Callable[[Cut, Array], object],
     advance: Advance,
 ) -> None:
     """Set the cells of all ranks: the writer of each shard reads its box, and sends the others their cells. Collective.
 
-    The inverse of `collect`, for files that a rank reads in long runs only. ``read`` and ``advance`` must not raise.
+    The inverse of `collect`, for files that a rank reads in long runs only, in shards of at most `PART_BYTES`.
+    ``read(box, values)`` reads into a contiguous array. It and ``advance`` must not raise.
     """
-    most = _part_cells(field)
-    with (
-        MessageQueue(world, _MESSAGES, step) as queue,
-        staging(cells, most * field.dtype.itemsize) as staged,
-    ):
+    with MessageQueue(world, _MESSAGES, step) as queue, _staging(cells, field) as staged:
+
+        def fill(local: Cut, get: Callable[[Array], object]) -> None:
+            """Call ``get`` with contiguous memory, and set a box of the cells to its values."""
+            if staged is not None:
+                get(staged.next_buffer(extents(local)))
+                staged.put(local)
+                return
+            target = as_void(cells)[local]
+            values = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+            get(values)
+            if values is not target:
+                target[...] = values
+
+        def receive(writer: int, values: Array) -> None:
+            queue.receive(values, writer)
+            queue.end()
+
+        def copy(values: Array, target: Array) -> None:
+            target.view(values.dtype)[...] = values
+
         for shard, local in zip(shards.shards, shards.local_cuts, strict=True):
-            if shard.writer == world.rank:
-                whole = read(shard.cut)
+            if shard.writer != world.rank:
+                if staged is not None:
+                    fill(local, partial(receive, shard.writer))
+                else:
+                    queue.receive(as_void(cells)[local], shard.writer)
+            elif len(shard.pieces) == 1:
+                fill(local, partial(read, shard.cut))
+            else:
+                whole = np.empty(extents(shard.cut), _host_dtype(field))
+                read(shard.cut, whole)
                 for piece in shard.pieces:
                     values = whole[relative(piece.cut, shard.cut)]
                     if piece.rank == world.rank:
-                        _fill(staged, local, values, most)
+                        fill(local, partial(copy, values))
                     else:
-                        queue.send_copy(values, piece.rank)
-            elif is_device_array(cells):
-                values = np.empty(extents(local), _host_dtype(field))
-                queue.receive(values, shard.writer)
-                queue.end()
-                _fill(staged, local, values, most)
-            else:
-                queue.receive_into(as_void(cells)[local], shard.writer)
+                        queue.send(values, piece.rank)
             advance(prod(extents(local)) * field.dtype.itemsize)
 
 
@@ -140,18 +158,18 @@ def load(
     """Read this rank's cells of a field, on the host or a GPU. Local."""
     failure = Failure()
     is_direct = _is_readable_in_place(cells, field)
-    with (
-        staging(cells, _part_cells(field) * field.dtype.itemsize) as staged,
-        _Transfers(store, failure, field) as reads,
-    ):
+    with _staging(cells, field) as staged, _Transfers(store, failure, field) as reads:
         for cut, local in zip(shards.own_cuts, shards.local_cuts, strict=True):
             target = (
                 as_void(cells)[local] if is_direct else np.empty(extents(cut), _host_dtype(field))
             )
 
             def place(local: Cut = local, target: Array = target) -> None:
-                if not is_direct:
-                    _fill(staged, local, target, _part_cells(field))
+                if staged is not None:
+                    for place in blocks(target.shape, _part_cells(field)):
+                        staged.store(_within(local, place), target[place])
+                elif not is_direct:
+                    as_void(cells)[local] = target
                 advance(target.size * field.dtype.itemsize)
 
             nbytes = target.nbytes * (1 if is_direct else 2)
@@ -263,15 +281,23 @@ def _host_dtype(field: StoredField) -> Any:
 
 
 def _part_cells(field: StoredField) -> int:
-    return max(1, DEVICE_PART_BYTES // field.dtype.itemsize)
+    return max(1, PART_BYTES // field.dtype.itemsize)
+
+
+def _staging(cells: Any, field: StoredField) -> AbstractContextManager[DeviceStaging | None]:
+    """Return the staging of parts of a field on a GPU; None on the host."""
+    if not is_device_array(cells):
+        return nullcontext()
+    return DeviceStaging(cells, _part_cells(field) * field.dtype.itemsize)
 
 
 def _on_host(
-    shards: ShardGrid, cells: Any, field: StoredField, new: New
+    shards: ShardGrid, cells: Any, field: StoredField, new: New | None
 ) -> Generator[Array, None, None]:
     """Yield this rank's cells of each of its shards as host arrays.
 
-    Cells on the host are not copied. Cells on a GPU are copied part by part.
+    Cells on the host are not copied. Cells on a GPU are copied part by part to arrays of ``new``; if it is None, each
+    shard to a buffer that is valid until the next iteration.
     """
     cuts = shards.local_cuts
     if not cuts or not is_device_array(cells):
@@ -279,7 +305,10 @@ def _on_host(
         return
     most = _part_cells(field)
     places = [(cut, place) for cut in cuts for place in blocks(extents(cut), most)]
-    with staging(cells, most * field.dtype.itemsize) as staged:
+    with DeviceStaging(cells, most * field.dtype.itemsize) as staged:
+        if new is None:
+            yield from map(as_void, staged.read(cuts))
+            return
         parts = staged.read(_within(cut, place) for cut, place in places)
         for cut in cuts:
             values = new(extents(cut), _host_dtype(field))
@@ -304,14 +333,9 @@ def _assembled(
         if piece.rank == rank:
             place[...] = values
         else:
-            queue.receive_into(place, piece.rank)
+            queue.receive(place, piece.rank)
     queue.end()
     return whole
-
-
-def _fill(staged: Staging, local: Cut, values: Array, most: int) -> None:
-    for place in blocks(values.shape, most):
-        staged.store(_within(local, place), values[place])
 
 
 def _within(cut: Cut, place: Index) -> Index:

@@ -19,24 +19,21 @@ from numpy.lib import format as npy
 
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
-from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError, raising
+from halox.io.checkpoint import moving
 from halox.io.checkpoint.arguments import CallerField, Progress
-from halox.io.checkpoint.chunks import ShardGrid, extents
+from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import Replacement, check_exists, identity_of
 from halox.io.checkpoint.loading import LOADING, Loaded, Reading, new_field
 from halox.io.checkpoint.moving import Failure, collect, distribute
 from halox.io.checkpoint.saving import SAVING, Meter, checked, replacing
 from halox.io.message_queue import as_bytes
-from halox.io.regions import Cut
-from halox.io.staging import owned_cells
+from halox.io.regions import Cut, owned_cells
 from halox.runtime.arrays import Array, DType
 from halox.runtime.world import World
 
 SUFFIX = ".npy"
-PART_BYTES = 8 << 20
-"""Maximum bytes of a slab; a single element may be larger."""
 
 
 def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
@@ -77,6 +74,7 @@ def save(world: World, path: Path, given: CallerField, progress: Progress | None
             SAVING,
             lambda cut, values: failure.attempt(partial(write, cut, values)),
             failure.attempting(Meter(progress, [(slabs, dtype.itemsize)])),
+            new=None,
         )
         failure.attempt(partial(os.fsync, handle))
         world.attempt(checked(raising(failure.error), step), SAVING)
@@ -107,8 +105,8 @@ def load(
         def describe() -> tuple[DType, int, dict[str, Any]]:
             shape, dtype, begin = _header_of(file, path)
             if not into:
-                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
-                return dtype, begin, dict(domain.layouts.of_whole(shape, str(path), call))
+                remedy = "give a field with its layout, as in u=grid.zeros(components=(2, ...))"
+                return dtype, begin, dict(domain.layouts.of_whole(shape, str(path), remedy))
             if into[name].described.dtype != dtype:
                 raise FieldError(
                     f"{name}: dtype {dtype} in {path}, {into[name].described.dtype} in the field; give a field "
@@ -133,22 +131,23 @@ def load(
             if file.readinto(as_bytes(values).data) < values.nbytes:  # type: ignore[attr-defined]
                 raise CheckpointError(f"{path} was cut off while it was read")
 
-        def slab(cut: Cut) -> Array:
-            values = np.empty(extents(cut), f"V{dtype.itemsize}" if dtype.names else dtype)
-            failure.attempt(partial(read, cut, values))
-            return values
-
-        meter = failure.attempting(Meter(progress, [(slabs, dtype.itemsize)]))
-        stored = StoredField.of(name, layout, dtype)
-        distribute(world, slabs, cells, stored, LOADING, slab, meter)
+        distribute(
+            world,
+            slabs,
+            cells,
+            StoredField.of(name, layout, dtype),
+            LOADING,
+            lambda cut, values: failure.attempt(partial(read, cut, values)),
+            failure.attempting(Meter(progress, [(slabs, dtype.itemsize)])),
+        )
         reading.attempt(raising(failure.error))
         reading.end()
     return Loaded({name: field}, {})
 
 
 def _slabs(layout: FieldLayout, dtype: DType) -> ShardGrid:
-    """Return the slabs of a field: whole rows, planes and so on, or parts of a row."""
-    shape, most = layout.global_shape, max(1, PART_BYTES // dtype.itemsize)
+    """Return the slabs of a field, one part each: whole rows, planes and so on, or parts of a row."""
+    shape, most = layout.global_shape, max(1, moving.PART_BYTES // dtype.itemsize)
     slab = [max(1, min(n, most // prod(shape[axis + 1 :]))) for axis, n in enumerate(shape)]
     return ShardGrid(layout, tuple(slab))
 

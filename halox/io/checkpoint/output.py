@@ -36,11 +36,10 @@ from halox.io.checkpoint.calls import SaveOptions, compared, request_of
 from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
-from halox.io.checkpoint.moving import collect, start_write
+from halox.io.checkpoint.moving import Failure, collect, start_write
 from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
 from halox.io.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
-from halox.io.regions import Cut
-from halox.io.staging import owned_cells
+from halox.io.regions import Cut, owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
 from halox.values import rounded_up, shown
@@ -225,7 +224,7 @@ class Output(Closing):
         self._timer: threading.Timer | None = None  # that will count records, on rank 0
         self._lock = threading.Lock()  # of `records` and `_timer`
         self._counted = self.records  # in the metadata
-        self._error: Exception | None = None  # of this rank
+        self._failure = Failure()  # of this rank: it surfaces in the next call, on all ranks
         self._closed = ""
         domain.outputs.append(self)
         self._forgotten = weakref.finalize(
@@ -395,8 +394,8 @@ class Output(Closing):
         def end() -> None:
             if self._world.rank == 0:
                 self._end_timer()
-                if self._error is not None:
-                    raise self._error
+                if self._failure.error is not None:
+                    raise self._failure.error
                 self._write_count()
                 self._write_lengths(records.sized(self._metadata, self.records))
 
@@ -432,7 +431,7 @@ class Output(Closing):
         self._reap(0)
         if self._world.rank == 0:
             self._end_timer()
-            self._attempt(self._write_count)
+            self._failure.attempt(self._write_count)
         for future in [future for record in self._pending for future in record.futures]:
             with suppress(Exception):
                 self._store.wait(future)
@@ -474,14 +473,6 @@ class Output(Closing):
                     )
         return given
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        """Call a function, unless this rank has an error; its error surfaces in the next call, on all ranks."""
-        if self._error is None:
-            try:
-                action()
-            except Exception as error:
-                self._error = error
-
     def _check_exists(self) -> None:
         """Raise `CheckpointError` if the group has been removed, since writes would make parts of it again."""
         if not os.path.isfile(self._group_file):
@@ -492,14 +483,14 @@ class Output(Closing):
     def _reap(self, most: int) -> None:
         """Take finished records off the queue, and wait until at most ``most`` are left."""
         if self._world.rank == 0:
-            self._attempt(self._check_exists)
-        while self._pending and self._error is None:
+            self._failure.attempt(self._check_exists)
+        while self._pending and self._failure.error is None:
             first = self._pending[0]
             if len(self._pending) <= most and not all(future.done() for future in first.futures):
                 return
             for future in first.futures:
-                self._attempt(partial(self._store.wait, future))
-            if self._error is None:
+                self._failure.attempt(partial(self._store.wait, future))
+            if self._failure.error is None:
                 for memory in self._pending.popleft().memory:
                     self._spare[memory.nbytes].append(memory)
 
@@ -512,8 +503,8 @@ class Output(Closing):
         """
 
         def counted() -> tuple[_Checked, tuple[Mapping[str, object], int]]:
-            if self._error is not None:
-                raise as_checkpoint_error(self._error, self._step)
+            if self._failure.error is not None:
+                raise as_checkpoint_error(self._failure.error, self._step)
             mine, arguments = check()
             return mine, (arguments, len(self._pending))
 
@@ -529,13 +520,13 @@ class Output(Closing):
         return mine
 
     def _start_timer(self) -> None:
-        if self._timer is None and self._counted < self.records and self._error is None:
+        if self._timer is None and self._counted < self.records and self._failure.error is None:
             self._timer = threading.Timer(COUNT_S, self._count_later)
             self._timer.start()
 
     def _count_later(self) -> None:
         """Count the complete records, in a thread; it makes no MPI calls."""
-        self._attempt(self._write_count)
+        self._failure.attempt(self._write_count)
         with self._lock:
             self._timer = None
             self._start_timer()  # for the records since
@@ -589,7 +580,7 @@ class Output(Closing):
             cells,
             variable.field,
             _APPENDING,
-            lambda cut, values: self._attempt(partial(write, cut, values)),
+            lambda cut, values: self._failure.attempt(partial(write, cut, values)),
             new=new,
         )
 

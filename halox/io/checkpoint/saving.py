@@ -18,7 +18,7 @@ from halox.io.checkpoint.chunks import ShardGrid, extents
 from halox.io.checkpoint.fields import StoredField, kept_attributes
 from halox.io.checkpoint.folder import Replacement
 from halox.io.checkpoint.store import Contents, Store, create, is_checkpoint, is_output
-from halox.io.staging import owned_cells
+from halox.io.regions import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
 

@@ -285,13 +285,7 @@ def read(store: Store) -> Contents:
         metadata = store.read_json()
     except ValueError as error:
         metadata, why = None, f"{type(error).__name__}: {error}"
-    kind = metadata.get("node_type") if isinstance(metadata, dict) else None
-    if kind == "array":
-        parent, _, field = name.rpartition("/")
-        raise CheckpointError(
-            f"{name} is one field of a checkpoint; give the path of the whole, {parent}, and the field's name, {field}"
-        )
-    if kind != "group":
+    if not isinstance(metadata, dict) or metadata.get("node_type") != "group":
         raise CheckpointError(
             f"{name} is no Zarr group, or its metadata is damaged ({why}); give the path of a checkpoint that "
             "grid.save has written"
@@ -328,12 +322,8 @@ def check_version(version: object, name: str) -> None:
     if version in range(1, FORMAT + 1):
         return
     raise CheckpointError(
-        f"{name}: expected {FORMAT_KEY} of 1 to {FORMAT} among the group's attributes, found {version!r}; "
-        + (
-            "it was written by a newer version of halox: use that one"
-            if isinstance(version, int)
-            else "only groups that grid.save has written can be loaded"
-        )
+        f"{name}: expected {FORMAT_KEY} of 1 to {FORMAT} among the group's attributes, found {version!r}; give a group "
+        "that grid.save has written, of this or an older version of halox"
     )
 
 

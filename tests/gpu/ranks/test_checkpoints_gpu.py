@@ -53,7 +53,7 @@ def whole(g: halox.Grid, name: str) -> np.ndarray:
 def test_bits_through_a_file_and_another_device(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
+    monkeypatch.setattr(moving, "PART_BYTES", part_bytes)
     cut_shards(monkeypatch, 1 << 14)
     options: dict[str, Any] = {"comm": comm, "checkerboard": True}
     with (

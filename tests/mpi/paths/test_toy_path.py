@@ -111,7 +111,7 @@ def test_it_is_listed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> N
         figures = matrix.figures_of(comm.size, hops)
         for a in range(comm.size):
             for b in range(comm.size):
-                assert figures["matrix"][a][b] == ("local/copy" if a == b else "toy/bytes")
+                assert figures["rows"][a][str(b)] == ("local/copy" if a == b else "toy/bytes")
 
 
 def test_it_is_tuned(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halox.cli import launcher, links, paths, tune
+from halox.cli import launcher, links, paths, report, tune
 from halox.cli.probing import Point, Sample, campaign, error_of, tuned_protocols
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.paths.base import Route
@@ -213,13 +213,7 @@ HOPS = [
 
 def test_matrix_of_paths() -> None:
     figures = paths.figures_of(2, HOPS[::-1])
-    assert figures["matrix"] == [["local/copy", "peer/ll"], ["peer/ll", "local/copy"]]
-    assert figures["predicted_us"] == [[None, 4.9], [4.9, None]]
-    assert figures["not_possible"] == [
-        {"path": "cuda_aware", "why": "MPI cannot", "pairs": [(0, 1), (1, 0)]},
-        {"path": "host", "why": "GPU", "pairs": [(0, 1)]},
-    ]
-    lines = paths.as_text(figures).splitlines()
+    lines = report.as_text(figures).splitlines()
     assert [line.split() for line in lines[3:6]] == [
         ["from", "\\", "to", "0", "1"],
         ["0", "local/copy", "peer/ll"],
@@ -235,8 +229,8 @@ def test_matrix_of_paths() -> None:
 def test_info_paths() -> None:
     ended = support.halox("info", "--paths", "-n", "2", "--json")
     assert ended.returncode == 0, ended.stderr
-    (a, b), (c, d) = json.loads(ended.stdout)["matrix"]
-    assert a == d == "local/copy" and b == c != a
+    first, second = json.loads(ended.stdout)["rows"]
+    assert first["0"] == second["1"] == "local/copy" and first["1"] == second["0"] != "local/copy"
 
 
 def test_one_rank_is_not_enough() -> None:

@@ -12,7 +12,6 @@ from halox.decomposition.normalise import (
     normalise_halo,
     normalise_periodic,
     normalise_proc_shape,
-    normalise_ranks,
 )
 from halox.errors import DecompositionError, FieldError
 
@@ -69,10 +68,6 @@ def test_blocks() -> None:
     assert blocks == (None, (1, 3)) and type(blocks[1][0]) is int
 
 
-def test_ranks() -> None:
-    assert normalise_ranks(np.int64(3)) == 3
-
-
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
@@ -96,7 +91,6 @@ def test_ranks() -> None:
         (lambda: normalise_blocks((None, (4, 5)), (4, 10)), "blocks[1]: "),
         (lambda: normalise_blocks(((10, 0),), (10,)), "blocks[0]: "),
         (lambda: normalise_blocks(((5.0, 5),), (10,)), "blocks[0][0]: "),
-        (lambda: normalise_ranks(0), "ranks: "),
     ],
 )
 def test_errors_name_the_argument(call, argument: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from halox.decomposition import AxisPartition
-from halox.errors import DecompositionError
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 13])
@@ -22,21 +21,3 @@ def test_parts_cover_the_axis_once_in_order_and_evenly(n: int) -> None:
 
 def test_an_axis_that_does_not_exchange_has_no_limits() -> None:
     assert AxisPartition.even(3, 1, periodic=False).width_limits() == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (
-            lambda: AxisPartition.even(3, 4, True),
-            "4 parts need at least 4 cells, got an axis of 3; use at most 3 parts",
-        ),
-        (lambda: AxisPartition.even(3, 0, True), "parts: expected at least 1, got 0"),
-        (lambda: AxisPartition.from_blocks([], True), "blocks: expected at least one block"),
-        (lambda: AxisPartition.from_blocks([2, 0], True), r"one cell or more, got \[2, 0\]"),
-        (lambda: AxisPartition(4, (0, 2, 5), True), r"bounds: expected to rise from 0 to 4"),
-    ],
-)
-def test_errors_say_what_was_given_and_what_is_allowed(call, text: str) -> None:
-    with pytest.raises(DecompositionError, match=text):
-        call()

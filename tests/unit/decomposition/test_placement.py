@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition import Placement, place
-from halox.errors import DecompositionError
 from tests.support import trials
 
 
@@ -140,16 +139,3 @@ def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> Non
     best = min(cost(*case[:3], where) for where in family((6, 6), nodes))
     assert best == 60
     assert place(*case).bytes_between_nodes <= best
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (((2, 2), (True, True), (1, 1), [0, 0]), "nodes"),
-        (((2, 2), (True,), (1, 1), [0] * 4), "periodic"),
-        (((2, 2), (True, True), (1,), [0] * 4), "axis_bytes"),
-    ],
-)
-def test_arguments_of_the_wrong_length_are_refused(arguments, name: str) -> None:
-    with pytest.raises(DecompositionError, match=name):
-        place(*arguments)

