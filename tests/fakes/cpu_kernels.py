@@ -30,7 +30,7 @@ FLAGS = [
     *("-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
     *("-fsanitize=undefined", "-fno-sanitize-recover=all"),
-    # Else all libraries of a process would share the shared memory of inline functions, in the size of the first library.
+    # Else the libraries of a process would share the memory of inline functions, in the size of the first library.
     "-fno-gnu-unique",
 ]
 
