@@ -28,7 +28,7 @@ _LOOPS = 10
 RIM_CELLS = 32
 """On a GPU rims along the innermost axis are multiples of so many cells thick."""
 
-GRAPH_US, HOST_US = 7.0, 40.0
+GRAPH_US, HOST_US = 9.0, 40.0
 """Least time that overlap on a GPU must hide to pay for its rims: as branches of a CUDA graph, and as launches."""
 
 INNERMOST_SHARE = 0.3
