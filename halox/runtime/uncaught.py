@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 FORWARDING_S = 0.2  # launchers drop output that they have not read when they abort
 
-PRIVATE: list[MPI.Intracomm] = []
-"""Private duplicate of COMM_WORLD, for messages about exceptions; empty before the first grid on COMM_WORLD."""
+PRIVATE: list[weakref.ref[Any]] = []
+"""The last `World` on COMM_WORLD, whose communicator carries messages about exceptions; empty before the first."""
 
 _TOGETHER_S = 1.0  # time within which ranks raise the same exception
 _TAG = 5
@@ -46,15 +47,16 @@ def end_together(mpi: ModuleType) -> None:
         while traceback and traceback.tb_frame.f_code.co_filename.endswith(_LAUNCHERS):
             traceback = traceback.tb_next
         error = error.with_traceback(traceback)
-        is_first = not PRIVATE or PRIVATE[0].rank == 0
-        same = [] if is_first or continues() else _others_with(mpi, error)
+        private = _private()
+        is_first = private is None or private.rank == 0
+        same = [] if is_first or continues() else _others_with(mpi, private, error)
         if not same:
             try:
                 previous(kind, error, traceback)
             except BaseException:
                 sys.__excepthook__(kind, error, traceback)
-        if PRIVATE and is_first and not continues():
-            same = _others_with(mpi, error)
+        if private is not None and is_first and not continues():
+            same = _others_with(mpi, private, error)
         end(kind, same)
 
     def at_exit() -> None:
@@ -85,10 +87,15 @@ def end_together(mpi: ModuleType) -> None:
     atexit.register(at_exit)
 
 
-def _others_with(mpi: ModuleType, error: BaseException) -> list[int]:
+def _private() -> MPI.Intracomm | None:
+    world = PRIVATE[0]() if PRIVATE else None
+    return world.comm if world is not None and world.comm else None  # a freed one is false
+
+
+def _others_with(mpi: ModuleType, comm: Any, error: BaseException) -> list[int]:
     """Return the ranks that raise the same exception: of all ranks on rank 0, of rank 0 on other ranks."""
     try:
-        comm, text = PRIVATE[0], f"{type(error).__qualname__}: {error}"
+        text = f"{type(error).__qualname__}: {error}"
         mine = np.frombuffer(blake2b(text.encode(), digest_size=8).digest())
         others = range(1, comm.size) if comm.rank == 0 else (0,)
         theirs = np.zeros((len(others), 1))

@@ -154,7 +154,7 @@ class World:
         if self.size > 1:
             end_together(mpi)
             if comm == mpi.COMM_WORLD:
-                PRIVATE[:] = [self.comm]
+                PRIVATE[:] = [weakref.ref(self)]
         _living.add(self)
         if self.debug:
             self._log(making, None)

@@ -204,7 +204,7 @@ def test_messages_are_those_of_the_plan(
         (0, {}, "ranks"),
         ([2, -1], {}, "ranks"),
         ("two", {}, "ranks"),
-        ([5], {"proc_shape": (5, 1)}, "axis 0"),
+        ([5], {"proc_shape": (5, 1)}, "workable for 5 ranks: (1, 5)"),
         ([64], {}, "32"),
         ([4], {"weak": True, "proc_shape": (3, 0)}, "(2, 2)"),
         (2, {"speed": 1, "costs": 2}, "['costs', 'speed']"),
