@@ -153,7 +153,7 @@ class TestOneOfManyDiffers:
         with make_grid(ranks, TORUS) as grid:
             u = grid.zeros()
             text = raised(lambda: grid.plan(u, path=path), MismatchError)
-        assert "different paths" in text and "staged" in text
+        assert "path differs between ranks" in text and "staged" in text
 
     def test_environment(self, ranks: SimulatedRanks, monkeypatch: pytest.MonkeyPatch) -> None:
         if ranks.rank == ODD:

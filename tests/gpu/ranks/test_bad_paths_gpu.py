@@ -148,7 +148,7 @@ def test_paths_that_differ(how: str, comm: MPI.Intracomm, monkeypatch: pytest.Mo
         u = grid.zeros("f8")
         if how == "environment":
             monkeypatch.setenv("HALOX_PATH", path)
-        text = "different paths: rank 0 for 'staged', rank 1 for 'ipc'"
+        text = "path differs between ranks: rank 0 has staged, rank 1 has ipc"
         wish = path if how == "plan" else None
         refused(comm, MismatchError, text, lambda: grid.plan(u, path=wish))
         monkeypatch.delenv("HALOX_PATH", raising=False)
