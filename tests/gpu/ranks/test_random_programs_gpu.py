@@ -52,7 +52,14 @@ class Program:
             "checkerboard": self.is_checkered,
         }
         self.told.append(("grid", self.shape, options))
-        made = self.both(lambda k: halox.Grid(self.shape, device=PAIR[k], **options))
+        procs: dict[str, Any] = {}  # of the first grid: devices may choose unlike process grids
+
+        def made_on(k: int) -> halox.Grid:
+            grid = halox.Grid(self.shape, device=PAIR[k], **procs, **options)
+            procs["proc_shape"] = grid.proc_shape
+            return grid
+
+        made = self.both(made_on)
         self.grids = made or ()
         self.fields: list[tuple[list[Any], dict[str, Any]]] = []
 
@@ -215,12 +222,15 @@ class Program:
         if set(layout) - {"components", "halo"}:
             return
 
+        procs: dict[str, Any] = {}
+
         def carried(k: int) -> Any:
             there = {name: n for name, n in layout.items() if name != "halo"}
             with (
-                halox.Grid(shape, halo=halo, device=PAIR[k]) as other,
+                halox.Grid(shape, halo=halo, device=PAIR[k], **procs) as other,
                 halox.Transpose(self.grids[k], other, axes=axes) as transpose,
             ):
+                procs["proc_shape"] = other.proc_shape
                 v = other.zeros(some[0][k].dtype, **there)
                 transpose.forward(some[0][k], v)
                 back = self.grids[k].zeros(some[0][k].dtype, **layout)

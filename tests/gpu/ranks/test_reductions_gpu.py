@@ -171,7 +171,7 @@ def test_errors(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     with pytest.raises(MismatchError):
         grid.norm(u.astype("f4") if last else u)
     with pytest.raises(FieldError):
-        grid.dot(u, grid.zeros("f8", halo=2))
+        grid.dot(u, grid.zeros("f8", staggered=0))
     assert float(grid.norm(u)) > 0
 
 
