@@ -106,7 +106,7 @@ class Accumulator:
             combine[series.method](self._total, cells, out=self._total)
         if self.records == self.most:
             if series.method == "mean":
-                xp.divide(self._total, self.most, out=self.values, casting="same_kind")
+                xp.divide(self._total, self.most, out=self.values)
             if series.keepbits:
                 round_mantissas(self.values, series.keepbits, xp)
 
