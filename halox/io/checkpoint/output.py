@@ -411,17 +411,16 @@ class Output(Closing):
         record = _Record([], [])
         fields_now = {**self._fields, **given}
         for name, variable in self._variables.items():
-            every, accumulator = variable.series.every, self._accumulators.get(name)
-            is_due = number % every == 0
-            if not is_due and not variable.series.method:
+            series, accumulator = variable.series, self._accumulators.get(name)
+            is_due = (number + bool(series.method)) % series.every == 0
+            if not is_due and not series.method:
                 continue
             cells = variable.cells(fields_now)
             if accumulator is not None:
-                # On all ranks alike, also after an error: `_start` is collective.
-                self._failure.attempt_always(partial(accumulator.add, cells, number))
-                cells, is_due = accumulator.values, accumulator.records == accumulator.most
+                self._failure.attempt(partial(accumulator.add, cells, number))
+                cells = accumulator.values
             if is_due:
-                self._start(variable, cells, number // every, record)
+                self._start(variable, cells, number // series.every, record)
         self._pending.append(record)
 
     @single_threaded
@@ -491,7 +490,7 @@ class Output(Closing):
         count, variables = len(self._times), self._variables.items()
         inside = [n for n, v in variables if v.series.method and count % v.series.every]
         if inside and self._world.rank == 0:
-            text = f"{what} inside a window of {', '.join(inside)}, which is not stored"
+            text = f"{what} inside a window of {', '.join(inside)}, whose values are lost"
             print(f"halox: {self._path} {text} ({count} records)", file=sys.stderr)
 
     def _check_open(self) -> None:

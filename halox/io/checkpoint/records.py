@@ -78,8 +78,6 @@ def describe(
         }
         if variable.method:
             arrays[name]["attributes"]["cell_methods"] = f"time: {variable.method}"
-            missing = ["NaN", "NaN"] if variable.dtype.kind == "c" else "NaN"
-            arrays[name]["fill_value"] = missing
         if variable.keepbits:
             arrays[name]["attributes"][KEPT_BITS] = variable.keepbits
     if both := sorted(taken & {*arrays}):

@@ -1,7 +1,7 @@
 """Values of fields to store in an output: records, or means, minima and maxima over windows of records; rounded.
 
 `halox.Output` adds each record to an `Accumulator` of this rank, on the field's device, and writes its values after the
-last record of a window. A window inside which a restart begins is missing: its values are NaN::
+last record of a window. If a restart has begun inside the window, these are NaN::
 
     records    0 1 2 3 | 4 5 6 7 | 8 9 ...
     windows       0    |    1    |          every 4 records
@@ -88,27 +88,29 @@ class Accumulator:
         wide = np.result_type(series.dtype, "f8")
         if series.method == "mean" and wide != series.dtype:
             self._total = allocate(cells.shape, wide, device)
-        self.records = 0  # of the present window
-        self.most = series.every if series.method else 1
+        self._window = series.every if series.method else 1
+        self._records = 0  # of the present window
 
     def add(self, cells: Any, number: int) -> None:
         """Take in a record: one pass over its cells, on a GPU one launch; the last one of a window sets ``values``."""
-        xp, series, place = self._xp, self._series, number % self._series.every
-        if place and place != self.records:  # the run has begun inside this window
-            return
-        self.records = place + 1
+        xp, series, place = self._xp, self._series, number % self._window
         if xp is not np:
             self._order.follow(xp.cuda.get_current_stream())
         if place == 0:
             xp.copyto(self._total, cells)
-        else:
+            self._records = 1
+        elif place == self._records:
             combine = {"mean": xp.add, "minimum": xp.minimum, "maximum": xp.maximum}
             combine[series.method](self._total, cells, out=self._total)
-        if self.records == self.most:
-            if series.method == "mean":
-                xp.divide(self._total, self.most, out=self.values)
-            if series.keepbits:
-                round_mantissas(self.values, series.keepbits, xp)
+            self._records += 1
+        if place + 1 < self._window:
+            return
+        if self._records < self._window:
+            self.values[...] = np.nan
+        elif series.method == "mean":
+            xp.divide(self._total, self._window, out=self.values)
+        if series.keepbits:
+            round_mantissas(self.values, series.keepbits, xp)
 
 
 def round_mantissas(values: Any, keepbits: int, xp: ModuleType) -> None:
