@@ -49,7 +49,7 @@ def time_of(time: Any, known: Dates | None) -> tuple[float, Dates]:
 
     Raises `FieldError`.
     """
-    date = _date_of(time)
+    date = None if isinstance(time, (int, float)) else _date_of(time)
     number, new = (_number_of(time), {}) if date is None else (0.0, _dates_since(date))
     known = new if known is None else known
     if new.get("calendar") != known.get("calendar"):

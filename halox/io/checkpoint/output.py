@@ -392,7 +392,7 @@ class Output(Closing):
 
         def check() -> tuple[tuple[float, Dates, dict[str, CallerField]], dict[str, object]]:
             (value, dates), given = time_of(time, self._dates), self._given(fields, named)
-            unit = "".join(f" {value}" for value in dates.values())
+            unit = " ".join(["", *dates.values()])
             if self._times and value <= self._times[-1]:
                 raise FieldError(
                     f"time: {value:g}{unit} does not follow {self._times[-1]:g}{unit}, the time of the last record; "
@@ -411,11 +411,11 @@ class Output(Closing):
         record = _Record([], [])
         fields_now = {**self._fields, **given}
         for name, variable in self._variables.items():
-            series, accumulator = variable.series, self._accumulators.get(name)
+            series = variable.series
             is_due = (number + bool(series.method)) % series.every == 0
             if not is_due and not series.method:
                 continue
-            cells = variable.cells(fields_now)
+            cells, accumulator = variable.cells(fields_now), self._accumulators.get(name)
             if accumulator is not None:
                 self._failure.attempt(partial(accumulator.add, cells, number))
                 cells = accumulator.values
