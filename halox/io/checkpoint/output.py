@@ -402,7 +402,8 @@ class Output(Closing):
 
         value, dates, given = self._count(check, _APPENDING)
         if self._dates is None:
-            self._dates, self._metadata = dates, records.dated(self._metadata, dates)
+            self._dates = dates
+            records.set_dates(self._metadata, dates)
         if self._world.rank == 0:
             with self._lock:
                 self._start_timer()
@@ -598,11 +599,11 @@ class Output(Closing):
             return
         for name, axis in self._axes.items():
             array = arrays_of(self._metadata)[name]
-            known = records.axis_values(name, array, self._times[:count])
             first = records.length_of(array, self._counted) // records.TIMES * records.TIMES
-            rows = rounded_up(len(known), records.TIMES) - first
+            known = records.axis_values(name, array, self._times[:count], first)
+            rows = rounded_up(len(known), records.TIMES)
             values = np.full((rows, *known.shape[1:]), np.nan)
-            values[: len(known) - first] = known[first:]
+            values[: len(known)] = known
             self._store.wait(axis[first : first + rows].write(values))
         self._store.write_json(records.sized(self._metadata, count))
         self._counted = count

@@ -123,13 +123,11 @@ def dates_of(metadata: Mapping[str, Any]) -> Dates:
     return {name: attributes[name] for name in ("units", "calendar") if name in attributes}
 
 
-def dated(metadata: Mapping[str, Any], dates: Dates) -> dict[str, Any]:
-    """Return the metadata of an output whose times are dates."""
-    arrays = dict(arrays_of(metadata))
-    for name, array in arrays.items():
+def set_dates(metadata: Mapping[str, Any], dates: Dates) -> None:
+    """Add the attributes of dates to the time axes of an output."""
+    for name, array in arrays_of(metadata).items():
         if array["dimension_names"] == [name] and every_of(array):
-            arrays[name] = {**array, "attributes": array["attributes"] | dates}
-    return group(metadata["attributes"], arrays)
+            array["attributes"] |= dates
 
 
 def length_of(array: Mapping[str, Any], records: int) -> int:
@@ -138,16 +136,16 @@ def length_of(array: Mapping[str, Any], records: int) -> int:
     return records // every if is_window else -(-records // every)
 
 
-def axis_values(name: str, array: Mapping[str, Any], times: Sequence[float]) -> Array:
-    """Return the values of a time axis, or of the bounds of windows, of all records.
+def axis_values(name: str, array: Mapping[str, Any], times: Sequence[float], first: int) -> Array:
+    """Return the values of a time axis, or of the bounds of windows, from index ``first``.
 
     A window is bounded by the record before it, or else by its own first record, and by its last record.
     """
     every = every_of(array) or 1
     if not name.startswith(_WINDOW):
-        return np.array(times[::every])
+        return np.array(times[first * every :: every])
     ends = times[every - 1 :: every]
-    bounds = np.array([[*times[:1], *ends][: len(ends)], ends]).T
+    bounds = np.array([[*times[:1], *ends][first : len(ends)], ends[first:]]).T
     return bounds if name.endswith(_BOUNDS) else bounds.mean(axis=1)
 
 
