@@ -123,7 +123,7 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
     text = about.read_text(encoding="utf-8") if about.is_file() else ""
     store = _complete_store(path) if OUTPUT in text or FORMAT_KEY in text else path
     group = xarray.open_zarr(store, consolidated=OUTPUT in text, decode_cf=False)
-    fields = sorted(map(str, group.data_vars))
+    fields = sorted(str(n) for n, v in group.data_vars.items() if "bnds" not in v.dims)
     field = group[name or fields[0]]
     field.attrs = group.attrs
     return field, fields

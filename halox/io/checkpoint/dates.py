@@ -15,7 +15,6 @@ from halox.values import as_int, has_unit, shown
 Time: TypeAlias = float | np.datetime64 | datetime
 """A number or a date; dates of cftime, too."""
 
-
 Dates: TypeAlias = dict[str, str]
 """CF's attributes ``units`` and ``calendar`` of dates that are stored as numbers; empty for numbers."""
 

@@ -210,6 +210,22 @@ def test_records_of_an_output(
         assert all(frame.values.shape == (4, 5) for frame in drawn[-1][0])
 
 
+def test_windows_of_an_output(tmp_path: Path, drawn: list[Any]) -> None:
+    """The first field by name is no bounds of windows, and missing windows are drawn."""
+    support.require("mpi")
+    path = tmp_path / "run.zarr"
+    with halox.Grid((4, 5), device="cpu") as grid:
+        u = grid.zeros()
+        for times in ([0, 1], [2], [3, 4, 5]):  # a restart in the middle of a window
+            with halox.Output(grid, path, u=u, mean="u", every={"u": 2}, mode="a") as out:
+                for time in times:
+                    u[...] = time
+                    out.append(time=time)
+    assert main(["view", str(path), "--gif", str(tmp_path / "a.gif")]) == 0
+    means = [float(frame.values[0, 0]) for frame in drawn[-1][0]]
+    assert means[::2] == [0.5, 4.5] and np.isnan(means[1])
+
+
 def pixels(path: Path) -> Any:
     from matplotlib import image
 
