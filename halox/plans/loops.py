@@ -86,7 +86,7 @@ class Loops:
         return number
 
     def notes(self, exchange_us: float | None) -> tuple[str, ...]:
-        """Return sentences about the loops for a report; ``remote_us`` is the measured time of an exchange."""
+        """Return sentences about the loops for a report; ``exchange_us`` is its measured time."""
         notes = [
             f"overlap of field {field}, width {'of the halo' if width is None else width}: {overlap}"
             for (width, field), overlap in self._overlaps.items()

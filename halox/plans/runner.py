@@ -24,7 +24,7 @@ from halox.runtime.finalizing import FORKED, keep
 from halox.runtime.world import World
 
 _MemoryAt: TypeAlias = Callable[[int], memoryview]
-"""Memory at an address, or an array of ctypes, which NumPy accepts, too."""
+"""Makes an array of bytes at an address: the method ``from_address`` of a ctypes array."""
 
 READY, STARTED, RUNNING, FAILED, CLOSED = range(5)
 _MOST_BOUND = 32
