@@ -236,7 +236,9 @@ def _one(form: Any) -> Boundary | None:
             return Boundary(form)
         raise _wrong(form)
     if callable(form):
-        return Boundary("function", function=form)
+        boundary = Boundary("function", function=form)
+        _check_parameters(boundary)
+        return boundary
     if not _is_one(form):
         raise _wrong(form)
     kind, number = form
@@ -248,6 +250,21 @@ def _one(form: Any) -> Boundary | None:
     if kind == "phase" and number == 0:
         raise FieldError("boundary: a phase must not be 0")
     return Boundary(kind, number)
+
+
+def _check_parameters(boundary: Boundary) -> None:
+    """Raise `FieldError` if a function cannot be called as boundaries are."""
+    try:
+        parameters = signature(boundary.function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # of a compiled function
+        return
+    try:
+        parameters.bind(*range(5 if boundary.takes_field else 4))
+    except TypeError:
+        raise FieldError(
+            f"boundary: {boundary}{parameters} cannot be called as function(slab, axis, side, indices), or with the "
+            "field as fifth argument"
+        ) from None
 
 
 def _text(pair: Sequence[Boundary | None]) -> str:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from halox.decomposition import (
@@ -130,9 +131,8 @@ class FieldLayouts:
         if layout is None:
             layout = self.read(array, halo=halo)[1]
             if not halo:
-                with suppress(
-                    TypeError
-                ):  # arrays of other libraries may not support weak references
+                # Arrays of other libraries may not support weak references.
+                with suppress(TypeError):
                     self._known.keep(None, (array,), layout)
         return layout
 
@@ -259,6 +259,11 @@ class FieldLayouts:
             raise FieldError(
                 f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
             )
+        if not specs and self._is_interior(shape):
+            raise FieldError(
+                f"array: shape {shape} is that of a staggered field without its halo; give the field itself, no slice "
+                "of it and not grid.interior(field), or tell with grid.declare(array, staggered=..., halo=0)"
+            )
         if not specs:
             raise FieldError(
                 f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind; allocate "
@@ -274,6 +279,14 @@ class FieldLayouts:
         # Also if fields without halo have been declared: an exchange of another array by mistake would do nothing.
         lacks_halo = self._halo != none and spec.halo == none and not any(spec.staggered)
         return self.of(spec), lacks_halo
+
+    def _is_interior(self, shape: tuple[int, ...]) -> bool:
+        """Whether this is the shape of a staggered field's own points."""
+        for staggered in product((False, True), repeat=len(self._halo)):
+            owned = self.of(FieldSpec(self._halo, staggered=staggered)).owned
+            if component_axes(shape, tuple(cut.stop - cut.start for cut in owned)):
+                return True
+        return False
 
     def of_whole(self, shape: tuple[int, ...], name: str, remedy: str) -> FieldOptions:
         """Return the component axes of a whole field of cells, by the shape of its array.

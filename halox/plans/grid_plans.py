@@ -37,21 +37,14 @@ class GridPlans:
         self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
         self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
-        self._fixed_axes: dict[Any, tuple[int, ...]] = {}  # by the arguments of earlier calls
+        self._fixed_axes: dict[str, tuple[int, ...]] = {}  # by the text of earlier arguments
 
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
         try:
-            return key, self._fixed_axes[axes]
-        except (KeyError, TypeError):  # new, or unhashable
-            pass
-        try:
-            fixed = self._fixed(axes)
+            return key, self._fixed(axes)
         except FieldError:
             return key, None
-        if isinstance(axes, (str, int, tuple)):
-            self._fixed_axes[axes] = fixed
-        return key, fixed
 
     def of_call(
         self,
@@ -163,7 +156,8 @@ class GridPlans:
             if every == 1 and not fixed:
                 return draft
             # The plan compares these texts between ranks.
-            more = f", not along axes {fixed}" if fixed else f", every={every}"
+            moved = [name for n, name in enumerate(self._domain.labels.dims) if n not in fixed]
+            more = f", axes={tuple(moved)}" if fixed else f", every={every}"
             return replace(draft, specs=tuple(spec + more for spec in draft.specs))
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
@@ -174,4 +168,10 @@ class GridPlans:
 
     def _fixed(self, axes: object) -> tuple[int, ...]:
         """Return the grid axes along which an exchange leaves halos as they are."""
-        return () if axes is None else other_axes(axes, self._domain.labels.dims)
+        if axes is None:
+            return ()
+        text = repr(axes)  # True is no axis, but as a key of a dict it is 1
+        fixed = self._fixed_axes.get(text)
+        if fixed is None:
+            fixed = self._fixed_axes[text] = other_axes(axes, self._domain.labels.dims)
+        return fixed

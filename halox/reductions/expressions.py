@@ -404,7 +404,7 @@ class Typed:
     names: tuple[str, ...]  # of the cells: fields and profiles
     cells: list[Cells]
     arrays: list[Any]  # of shape (), on the GPU
-    axes: list[tuple[int, int]]  # of indices: the array's axis, index of this rank's first cell
+    axes: list[tuple[int, int]]  # of each index: axis in the array, this rank's first index
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:
@@ -435,6 +435,10 @@ def typed(request: Request, domain: Domain) -> Typed:
         if name not in used:
             raise FieldError(f"{name} is not in the expression; leave it out, or use it")
     for name in sorted(used):
+        if name in ("op", "out", "axis", "reproducible"):
+            raise FieldError(
+                f"expression: {name!r} is a parameter of the call; give the field or number another name"
+            )
         if name not in named and name not in indices:
             raise FieldError(
                 f"expression: the name {name!r} is not given; give it as a keyword, {name}=...; indices are "

@@ -48,6 +48,7 @@ class GridReductions:
     def reduce(
         self,
         expression: str | dict[Any, str],
+        /,
         op: str | dict[Any, str] = "sum",
         out: Any = None,
         *,
@@ -74,7 +75,7 @@ class GridReductions:
             Fields and scalars in the expression: at most 16 fields, of one layout except for their halos; numbers,
             NumPy arrays of shape (), and on a GPU CuPy arrays of shape (). Also profiles, ``("x", numbers)``: an array
             along an axis of the whole grid, on the fields' device, which counts as a field. All ranks must give equal
-            scalars and profiles. A parameter of the method, such as ``out``, cannot be a name.
+            scalars and profiles. ``out`` and other parameters of the method cannot be names.
 
         Returns
         -------
@@ -111,6 +112,7 @@ class GridReductions:
     def sum(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
@@ -180,6 +182,7 @@ class GridReductions:
     def mean(
         self,
         field: FieldLike | str,
+        /,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         reproducible: bool | None = None,
@@ -283,36 +286,31 @@ class GridReductions:
     def min(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        if axis is not None:
-            return self._over_axes("min", field, axis, out, named)
-        if named or isinstance(field, str):
-            return self._expressions("min", field, "min", out, False, named)
-        return self._reduce("min", out, field)
+        return self._extreme("min", field, out, axis, named)
 
     def max(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        if axis is not None:
-            return self._over_axes("max", field, axis, out, named)
-        if named or isinstance(field, str):
-            return self._expressions("max", field, "max", out, False, named)
-        return self._reduce("max", out, field)
+        return self._extreme("max", field, out, axis, named)
 
     def norm(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         reproducible: bool | None = None,
@@ -327,6 +325,7 @@ class GridReductions:
         self,
         field: FieldLike | str,
         other: FieldLike | str,
+        /,
         out: Any = None,
         *,
         reproducible: bool | None = None,
@@ -388,6 +387,14 @@ class GridReductions:
                 result = launch(arrays)
                 return result if out is None else out
         return self._reductions.array(op, array, out, is_exact)
+
+    def _extreme(self, op: str, field: Any, out: Any, axis: Any, named: dict[str, Any]) -> Any:
+        """Reduce a field or an expression to its "min" or "max"."""
+        if axis is not None:
+            return self._over_axes(op, field, axis, out, named)
+        if named or isinstance(field, str):
+            return self._expressions(op, field, op, out, False, named)
+        return self._reduce(op, out, field)
 
     def _over_axes(self, op: str, field: Any, axis: Any, out: Any, named: dict[str, Any]) -> Any:
         """Reduce a field over some grid axes."""

@@ -50,7 +50,8 @@ def test_a_shape_has_one_reading_or_an_error_says_that_it_cannot_tell(
         elif not any(f.staggered) and not bare:
             assert found == layout.spec
     else:
-        text = f"can be read in {len(fitting)} ways" if fitting else "does not fit the grid"
+        none = "does not fit the grid|of a staggered field without|is the whole grid's shape"
+        text = f"can be read in {len(fitting)} ways" if fitting else none
         with pytest.raises(FieldError, match=text):
             of_grid.find(array)
 
