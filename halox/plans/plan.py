@@ -66,10 +66,10 @@ class Plan(Unique):
 
     On a GPU an exchange runs after the work that CuPy's current stream holds at the call, and before the work that is
     put on that stream later. Calls on changing streams run in sequence; nothing else orders streams. On the
-    peer, nccl and local paths a call returns at once. On these paths, and on scatter_gather/copy_engine where the
-    driver allows it, a call can be captured in a CUDA graph and replayed: make the plan before the capture, make
-    equally many exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part
-    in an exchange, and a call under capture is refused before anything is put on the stream.
+    peer, nccl and local paths a call returns at once. On these paths a call can be captured in a CUDA graph and
+    replayed: make the plan before the capture, make equally many exchanges on all ranks, and never replay on two
+    streams at once. On the other paths the host takes part in an exchange, and a call under capture is refused before
+    anything is put on the stream.
     """
 
     def __init__(
