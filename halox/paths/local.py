@@ -20,8 +20,14 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.odd_blocks import PartView
-from halox.paths.host.packed import add_all, packer_of, paired_places, places_of, views_of
+from halox.paths.host.packed import (
+    PartView,
+    add_all,
+    packer_of,
+    paired_places,
+    places_of,
+    views_of,
+)
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
