@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from typing import TypeAlias
+
+import numpy as np
 
 from halox.decomposition.axis_layout import Box, Interval
 from halox.decomposition.boundaries import SIDES, mirrored
@@ -330,6 +332,26 @@ def _unowned(layout: FieldLayout) -> list[tuple[int, int]]:
     along, first = layout.cells[joined.axis], layout.origin[joined.axis]
     layers = [index - first for index in joined.unowned(joined_axes(layout))]
     return [(joined.axis, layer) for layer in layers if 0 <= layer < along.stored]
+
+
+def second_images(layout: FieldLayout) -> list[tuple[tuple[int, int], ...]]:
+    """Return the owned points that are images of other ones: boxes of the whole grid, each as (first, past) per axis.
+
+    They are half of the line of a fold, and rows of staggered points beyond it. Empty on a grid without connections.
+    """
+    joined, axes = layout.decomposition.joined, joined_axes(layout)
+    boxes: list[tuple[tuple[int, int], ...]] = []
+    for maps, turn in joined.images(axes) if joined is not None else ():
+        if turn is None:
+            continue
+        per_axis = []
+        for along, (index, points) in zip(axes, maps, strict=True):
+            found = index[(index >= 0) & (index < along.points) & (points >= 0)]
+            ends = np.flatnonzero(np.diff(found) > 1) + 1
+            runs = np.split(found, ends) if len(found) else []
+            per_axis.append([(int(run[0]), int(run[-1]) + 1) for run in runs])
+        boxes += product(*per_axis)
+    return boxes
 
 
 def _boxes(
