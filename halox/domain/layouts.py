@@ -31,7 +31,7 @@ from halox.decomposition import (
 from halox.decomposition.normalise import Halo
 from halox.domain.options import FieldOptions, field_spec
 from halox.errors import DeviceError, FieldError
-from halox.runtime.arrays import Described, describe, owner
+from halox.runtime.arrays import Described, DType, describe, owner
 from halox.runtime.known_arrays import KnownArrays
 from halox.values import shown
 
@@ -65,12 +65,13 @@ class FieldLayouts:
         # Of earlier calls of `find`, which users make in each step.
         self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
-        self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
+        self._declared: dict[_FieldKey, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of fields that the grid allocated, by identity.
         self._owners: dict[int, tuple[weakref.ref[object]]] = {}
         # Layouts of fields that were declared so far, the same on all ranks. Of those that differ in boundaries only,
         # the first two are enough to tell that their shape is ambiguous.
         self._declared_layouts: dict[Hashable, list[FieldLayout]] = {}
+        self._has_staggered = False
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def of(self, spec: FieldSpec) -> FieldLayout:
@@ -231,6 +232,11 @@ class FieldLayouts:
         if inferred is None:
             inferred = self._by_shape[described.shape] = self._inferred(tuple(described.shape))
         layout, lacks_halo = inferred
+        if self._has_staggered and not lacks_halo and self._is_inside_staggered(described):
+            raise FieldError(
+                f"array: on rank {self._rank} the points of a staggered field have the shape {layout.padded_shape} of "
+                "a field of cells with its halo; give the field itself, not grid.interior(field)"
+            )
         if halo and lacks_halo:
             raise FieldError(
                 f"array: shape {layout.padded_shape} has the cells of rank {self._rank} without their halo, which this "
@@ -238,6 +244,16 @@ class FieldLayouts:
                 "grid.declare(array, halo=0) if it has no halo"
             )
         return layout
+
+    def _is_inside_staggered(self, described: Described) -> bool:
+        """Whether an array is a view of the owned points of a declared staggered field."""
+        for (pointer, shape, strides, dtype), (_, layout, _) in self._declared.items():
+            if any(layout.spec.staggered) and strides == described.strides:
+                cuts = [range(n)[cut] for n, cut in zip(shape, layout.interior, strict=True)]
+                pointer += sum(cut.start * step for cut, step in zip(cuts, strides, strict=True))
+                if (pointer, tuple(map(len, cuts)), strides, dtype) == _field_key(described):
+                    return True
+        return False
 
     def _inferred(self, shape: tuple[int, ...]) -> tuple[FieldLayout, bool]:
         """Infer a layout from a shape, and whether the array lacks a halo; raises `FieldError`."""
@@ -308,6 +324,7 @@ class FieldLayouts:
     ) -> None:
         _keep_with(self._declared, _field_key(described), owner(array), layout, number)
         spec = layout.spec
+        self._has_staggered = self._has_staggered or any(spec.staggered)
         key = spec.without_boundary, spec.boundary == self._boundary
         alike = self._declared_layouts.setdefault(key, [])
         if len(alike) < 2 and layout not in alike:
@@ -322,7 +339,10 @@ class FieldLayouts:
             table.forget()
 
 
-def _field_key(described: Described) -> Hashable:
+_FieldKey = tuple[int, tuple[int, ...], tuple[int, ...], DType]
+
+
+def _field_key(described: Described) -> _FieldKey:
     return described.pointer, described.shape, described.strides, described.dtype
 
 
