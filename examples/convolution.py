@@ -91,7 +91,7 @@ def draw(path: Path, kernel: Any, losses: Sequence[float]) -> None:
     left, right = figure.subplots(1, 2)
     left.imshow(kernel, cmap="viridis")
     for i, j in itertools.product(range(3), repeat=2):
-        left.text(j, i, f"{kernel[i, j]:.2f}", color="gray", ha="center", va="center")
+        left.text(j, i, f"{kernel[i, j]:z.2f}", color="gray", ha="center", va="center")
     left.set(title="kernel", xticks=[], yticks=[])
     right.semilogy(losses)
     right.set(title="loss", xlabel="gradients")
@@ -102,7 +102,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, nargs=2, default=(64, 48), metavar="N")
-    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--iterations", type=int, default=25)
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     return parser.parse_args(arguments)
