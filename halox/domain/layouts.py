@@ -60,8 +60,9 @@ class FieldLayouts:
         self._by_spec: weakref.WeakValueDictionary[FieldSpec, FieldLayout] = (
             weakref.WeakValueDictionary()
         )
-        # Layouts of undeclared arrays, and whether such an array lacks the halo of fields.
-        self._by_shape: dict[tuple[int, ...], tuple[FieldLayout, bool]] = {}
+        # Layouts of undeclared arrays, and whether such an array lacks the halo of fields: for calls without and with
+        # a need of it.
+        self._by_shape: tuple[dict[tuple[int, ...], tuple[FieldLayout, bool]], ...] = {}, {}
         # Of earlier calls of `find`, which users make in each step.
         self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
@@ -228,9 +229,10 @@ class FieldLayouts:
         declared = self._declared.get(_field_key(described)) if self._declared else None
         if declared is not None:
             return declared[1]
-        inferred = self._by_shape.get(described.shape)
+        known = self._by_shape[halo]
+        inferred = known.get(described.shape)
         if inferred is None:
-            inferred = self._by_shape[described.shape] = self._inferred(tuple(described.shape))
+            inferred = known[described.shape] = self._inferred(tuple(described.shape), halo)
         layout, lacks_halo = inferred
         if self._has_staggered and not lacks_halo and self._is_inside_staggered(described):
             raise FieldError(
@@ -255,14 +257,16 @@ class FieldLayouts:
                     return True
         return False
 
-    def _inferred(self, shape: tuple[int, ...]) -> tuple[FieldLayout, bool]:
+    def _inferred(self, shape: tuple[int, ...], halo: bool) -> tuple[FieldLayout, bool]:
         """Infer a layout from a shape, and whether the array lacks a halo; raises `FieldError`."""
         none = tuple((0, 0) for _ in self._halo)
         plain = self.of(FieldSpec(self._halo)).padded_shape
         specs = [FieldSpec(self._halo, *axes) for axes in component_axes(shape, plain)]
         declared = [] if len(specs) == 1 else [layout.spec for layout in self.of_shape(shape)]
+        # The caller exchanges, and fields of this shape have been declared.
+        has_halo = halo and not declared and bool(self.of_shape(shape))
         specs = declared or specs
-        if all(spec.halo != none for spec in specs):
+        if not has_halo and all(spec.halo != none for spec in specs):
             cells = self._decomposition.rank_shape(self._rank)
             specs = specs + [FieldSpec(none, *axes) for axes in component_axes(shape, cells)]
         specs = [
@@ -329,8 +333,8 @@ class FieldLayouts:
         alike = self._declared_layouts.setdefault(key, [])
         if len(alike) < 2 and layout not in alike:
             alike.append(layout)
-            known = self._by_shape.pop(layout.padded_shape, None)
-            if known is not None and known[0] is not layout:
+            known = [by_shape.pop(layout.padded_shape, None) for by_shape in self._by_shape]
+            if any(one is not None and one[0] is not layout for one in known):
                 self._forget_results()
 
     def _forget_results(self) -> None:

@@ -96,11 +96,13 @@ class GridPlans:
         fixed, key = self._fixed(axes), ("plan", domain.plans_made)
         read = [self._layouts.read(field, halo=True) for field in fields]
         is_same: Check = partial(check_same_arrays, read)
-        make = partial(self.add, "copy", path=path, axes=axes, check=is_same)
 
-        def find(others: tuple[object, ...]) -> CachedPlan:
-            known = self.cache.known.find(key, others) or self.cache.find(key, others)
-            return known or make(others, corners, key)
+        def find(others: tuple[object, ...], operation: Operation = "copy") -> CachedPlan:
+            kind = (operation, key)
+            known = self.cache.known.find(kind, others) or self.cache.find(kind, others)
+            return known or self.add(
+                operation, others, corners, kind, path=path, axes=axes, check=is_same
+            )
 
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
             pairs = zip(fields, read, strict=True)
@@ -117,7 +119,8 @@ class GridPlans:
         report = runner.report
         others = [row for row in report.rows if row.peer != report.rank]
         remote_us = max((row.predicted_us or math.inf for row in others), default=0.0)
-        return Plan(runner, Loops(read, every, overlap, find, fixed, remote_us), stores)
+        loops = Loops(read, every, overlap, find, fixed, remote_us)
+        return Plan(runner, loops, stores, domain)
 
     def make(
         self,

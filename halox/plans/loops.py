@@ -21,7 +21,8 @@ Read: TypeAlias = Sequence[tuple[Described, FieldLayout]]
 Check: TypeAlias = Callable[[Read, bool], int]
 """Checks the fields of a new plan, with or without corners; returns the number of steps between exchanges."""
 
-Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Runner, Bound | None]]
+Find: TypeAlias = Callable[..., tuple[Runner, Bound | None]]
+"""Receives other arrays of the plan's layouts and an `Operation`, by default an exchange."""
 
 
 class Loops:

@@ -32,7 +32,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.io"}, {"halox.solvers"}],
     [{"halox.sampling"}, {"halox.xarray"}],
     [{"halox.grid"}],
-    [{"halox.cubed_sphere"}],
+    [{"halox.cubed_sphere"}, {"halox.torch"}],
     [{"halox.fft"}],
     [{"halox"}],
     [{"halox.cli"}, {"halox.testing"}],
@@ -181,7 +181,7 @@ def test_cupy_stays_in_its_rooms_and_lazy() -> None:
     assert not wrong
 
 
-PUBLIC = {"halox", "halox.datatypes", "halox.xarray"}
+PUBLIC = {"halox", "halox.datatypes", "halox.torch", "halox.xarray"}
 PUBLIC |= {f"halox.{name}" for name in halox.__all__}
 PUBLIC |= {f"halox.datatypes.{name}" for name in halox.datatypes.__all__}
 
@@ -197,7 +197,13 @@ def test_apps_and_examples_use_public_names() -> None:
 
 
 PUBLIC_FOR_TESTS = PUBLIC | {"halox.paths", "halox.paths.PATHS", "halox.paths.register"}
-PUBLIC_MODULES = ("halox.errors", "halox.testing", "halox.xarray", "halox.cli.launcher")
+PUBLIC_MODULES = (
+    "halox.errors",
+    "halox.testing",
+    "halox.torch",
+    "halox.xarray",
+    "halox.cli.launcher",
+)
 
 STILL_INSIDE = {
     "calls",
