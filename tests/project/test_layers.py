@@ -34,6 +34,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.grid"}],
     [{"halox.cubed_sphere"}],
     [{"halox.fft"}],
+    [{"halox.timeline"}],
     [{"halox"}],
     [{"halox.cli"}, {"halox.testing"}],
     [{"halox.__main__"}],
