@@ -25,7 +25,6 @@ from threading import RLock, get_ident
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from halox.paths.base import ChannelMessages
 from halox.plans.runner import Runner
 from halox.runtime.communicator import Communicator
 from halox.runtime.gpu.cuda import cupy
@@ -49,45 +48,39 @@ halox.plans.making - make_plan
 _EXCHANGES = {"run": "", "start": " start", "start_copied": " start", "finish": " finish"}
 _ARRIVING = ("wait", "copy", "unpack", "wait and unpack")
 
-Event = tuple[str, int, int, int]  # text, thread or stream, begin and duration in ns
-Label = tuple[
-    str, Any, bool
-]  # JSON known before a call, NVTX attributes, whether it has work on a GPU
+# The JSON that is known before a call, the attributes of its NVTX range, and whether it has work on a GPU.
+Label = tuple[str, Any, bool]
+Event = tuple[str, int, int, int]  # JSON of the label, thread or stream, begin and duration in ns
 
 
-class _StreamTimes:
+class _Streams:
     """Times of work on GPU streams: between two events, which are read once the work has ended."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Any, ...]] = deque()
-        self._spare: list[Any] = []
         self._anchor: tuple[Any, int] | None = None  # an event, and its time on the host
 
-    def record(self, stream: Any = None) -> tuple[Any, Any]:
-        """Record an event on a stream, by default the current one."""
+    def begin(self) -> tuple[Any, ...]:
         cuda = cupy().cuda
         if self._anchor is None:
             idle = cuda.Stream(non_blocking=True)
             for _ in range(3):  # the first takes longer
-                event, before = cuda.Event(), monotonic_ns()
-                event.record(idle)
+                before, event = monotonic_ns(), idle.record()
                 event.synchronize()
             self._anchor = event, (before + monotonic_ns()) // 2
-        stream = cuda.get_current_stream() if stream is None else stream
-        event = self._spare.pop() if self._spare else cuda.Event()
-        event.record(stream)
-        return stream, event
+        stream = cuda.get_current_stream()
+        return self._anchor, stream, stream.record()
 
-    def end(self, text: str, stream: Any, first: Any) -> None:
-        self._pending.append((text, stream.ptr, self._anchor, first, self.record(stream)[1]))
+    def end(self, text: str, anchor: tuple[Any, int], stream: Any, first: Any) -> None:
+        self._pending.append((text, anchor, stream.ptr, first, stream.record()))
 
     def ended(self) -> Iterator[Event]:
-        elapsed_ms = cupy().cuda.get_elapsed_time if self._pending and not is_capturing() else None
-        while elapsed_ms and self._pending and self._pending[0][-1].done:
-            text, stream, (anchor, time), first, last = self._pending.popleft()
-            begin = time + round(1e6 * elapsed_ms(anchor, first))
-            yield text, stream, begin, round(1e6 * elapsed_ms(first, last))
-            self._spare += first, last
+        while self._pending and not is_capturing() and self._pending[0][-1].done:
+            text, (anchor, time), stream, first, last = self._pending.popleft()
+            ms_since, ms = (
+                cupy().cuda.get_elapsed_time(*p) for p in ((anchor, first), (first, last))
+            )
+            yield text, stream, time + round(1e6 * ms_since), round(1e6 * ms)
         self._anchor = None  # the clocks drift
 
 
@@ -97,7 +90,7 @@ class _Trace:
         self._file: FileIO | None = None
         self._events: list[Event] = []
         self._end = self._due_ns = 0
-        self._lock, self._streams, self._named = RLock(), _StreamTimes(), set[int]()
+        self._lock, self._streams, self._named = RLock(), _Streams(), set[int]()
         readings = [(monotonic_ns(), time_ns(), monotonic_ns()) for _ in range(9)]
         before, utc, after = min(readings, key=lambda reading: reading[2] - reading[0])
         self._shift_ns = utc - (before + after) // 2 - _ZERO_NS
@@ -120,7 +113,7 @@ class _Trace:
             if label is None:
                 return call(*arguments, **options)
             text, attributes, on_gpu = label
-            mark = self._streams.record() if on_gpu and not is_capturing() else None
+            mark = self._streams.begin() if on_gpu and not is_capturing() else None
             if attributes is not None:
                 self._nvtx.push_range(attributes)
             begin = monotonic_ns()
@@ -180,8 +173,10 @@ class _Trace:
                 self._give_up(error)
 
     def _describe(self, kind: str, track: int, **args: object) -> None:
-        event = {"name": kind, "ph": "M", "pid": self._rank, "tid": track % 2**31, "args": args}
-        self._put(json.dumps(event))
+        track %= 2**31
+        self._put(
+            json.dumps({"name": kind, "ph": "M", "pid": self._rank, "tid": track, "args": args})
+        )
 
     def _put(self, text: str) -> None:
         """Replace the end of the array by more objects and the end."""
@@ -197,26 +192,34 @@ class _Trace:
 def install(folder: str) -> None:
     """Time the calls of this process from now on, in a file of the folder."""
     trace = _Trace(folder)
+
+    def wrap(owner: Any, name: str, label_of: Any) -> None:
+        setattr(owner, name, trace.timed(label_of, getattr(owner, name)))
+
     for line in _CALLS.strip().split("\n"):
         module, kind, *methods = line.split()
         owner = getattr(import_module(module), kind, import_module(module))
         for method in methods:
-            _wrap(owner, method, partial(trace.timed, partial(_label_of_call, trace, kind, method)))
+            wrap(owner, method, partial(_label_of_call, trace, kind, method))
     for method in _EXCHANGES:
-        _wrap(Runner, method, partial(trace.timed, partial(_label_of_exchange, method)))
-    wait = partial(trace.timed, trace.label("wait", "wait"))
-    for method in ("round", "by_mpi"):
-        _wrap(Communicator, method, wait)
-    _wrap(Communicator, "gatherer", lambda plain: lambda *what: wait(plain(*what)))
-    make_world, make_runner = World.__init__, Runner.__init__
+        wrap(Runner, method, partial(_label_of_exchange, method))
+    wait = trace.label("wait", "wait")
+    wrap(Communicator, "round", wait)
+    wrap(Communicator, "by_mpi", wait)
+    make_world, make_runner, make_gather = World.__init__, Runner.__init__, Communicator.gatherer
 
     def world(self: World, *arguments: Any, **options: Any) -> None:
         make_world(self, *arguments, **options)
         trace.open(self)
 
     def runner(self: Any, *arguments: Any, **options: Any) -> None:
-        for each in arguments[2]:
-            _time_steps(trace, each)
+        for name, channel, messages in arguments[2]:
+            for step, place in (pair.split("=") for pair in channel.timeline.split(",")):
+                way = "receive" if step in _ARRIVING else "send"
+                nbytes = sum(message.nbytes for message in messages if message.direction == way)
+                *holders, last = place.split(".")
+                label = trace.label(step, "step", path=name, bytes=nbytes)
+                wrap(reduce(getattr, holders, channel), last, label)
         make_runner(self, *arguments, **options)
         report, kind = self.report, self.report.operation
         sent = [row for row in report.rows if row.direction == "send" and row.peer != report.rank]
@@ -225,34 +228,26 @@ def install(folder: str) -> None:
         label = partial(trace.label, category=kind, on_gpu=self.device is not None, **args)
         self.labels = {method: label(kind + half) for method, half in _EXCHANGES.items()}
 
-    _wrap(World, "__init__", lambda _: world)
-    _wrap(Runner, "__init__", lambda _: runner)
+    def gatherer(*arguments: Any) -> Any:
+        return trace.timed(wait, make_gather(*arguments))
+
+    for owner, method, new in (
+        (World, "__init__", world),
+        (Runner, "__init__", runner),
+        (Communicator, "gatherer", gatherer),
+    ):
+        setattr(owner, method, new)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[[Any], object]) -> None:
-    setattr(owner, name, wrapper(getattr(owner, name)))
-
-
-def _label_of_call(trace: _Trace, kind: str, method: str, *arguments: Any, **options: Any) -> Label:
+def _label_of_call(trace: _Trace, kind: str, method: str, *arguments: Any, **named: Any) -> Label:
     """Label a call, with the bytes of the arrays that it is given, and a path or an expression."""
-    name = kind if method == "__call__" else method
-    nbytes = sum([getattr(one, "nbytes", 0) for one in (*arguments, *options.values())])
+    nbytes = sum([getattr(one, "nbytes", 0) for one in (*arguments, *named.values())])
     what = next((str(one) for one in arguments[1:] if isinstance(one, (str, os.PathLike))), "")
     on_gpu = getattr(arguments[0], "device_id", None) is not None
+    name = kind if method == "__call__" else method
     return trace.label(name, kind, on_gpu, what=what, bytes=nbytes)
 
 
 def _label_of_exchange(method: str, runner: Any, *arguments: Any) -> Label | None:
     # `Runner.run` with a phase is a part of another call.
     return None if method == "run" and len(arguments) > 1 else runner.labels[method]
-
-
-def _time_steps(trace: _Trace, carried: ChannelMessages) -> None:
-    """Replace the attributes that are a channel's steps by functions that time them."""
-    name, channel, messages = carried
-    for step, place in (pair.split("=") for pair in channel.timeline.split(",")):
-        way = "receive" if step in _ARRIVING else "send"
-        nbytes = sum(message.nbytes for message in messages if message.direction == way)
-        *holders, last = place.split(".")
-        label = trace.label(step, "step", path=name, bytes=nbytes)
-        _wrap(reduce(getattr, holders, channel), last, partial(trace.timed, label))

@@ -20,24 +20,21 @@ class Gpu:
 
     def __init__(self) -> None:
         self.now_ms, self.has_ended, self.made = 0.0, True, 0
-        self.stream = SimpleNamespace(ptr=0x7F0012345678)
+        self.stream: Any = SimpleNamespace(ptr=0x7F0012345678, record=self.event)
 
     def get_current_stream(self) -> Any:
         return self.stream
 
     def Stream(self, non_blocking: bool) -> Any:
-        return SimpleNamespace(ptr=1)
+        return SimpleNamespace(record=self.event)
 
-    def Event(self) -> Any:
+    def event(self) -> Any:
         gpu = self
         gpu.made += 1
 
         class Event:
-            ms = 0.0
+            ms = gpu.now_ms
             done = property(lambda self: gpu.has_ended)
-
-            def record(self, stream: Any) -> None:
-                self.ms = gpu.now_ms
 
             def synchronize(self) -> None:
                 """The stream is idle."""
