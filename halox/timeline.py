@@ -145,6 +145,7 @@ class _Trace:
             return
         self._describe("process_name", 0, name=f"rank {rank} on {node()}")
         self._describe("process_sort_index", 0, sort_index=rank)
+        self._describe("thread_name", get_ident(), name="calls")
         atexit.register(self.write)
         previous = sys.excepthook  # may end all ranks
         sys.excepthook = lambda *error: [each(*error) for each in (self.write, previous)][1]
