@@ -90,6 +90,16 @@ def test_work_on_a_stream_is_an_event_of_the_stream(gpu: Gpu, tmp_path: Path) ->
     assert times[2][0] - times[1][0] == pytest.approx(250, abs=0.02)
 
 
+def test_events_within_a_call_may_be_written_before_it_ends(gpu: Gpu, tmp_path: Path) -> None:
+    trace = timeline._Trace(str(tmp_path))
+    trace.open(WORLD)
+    trace.timed(trace.label("exchange", "exchange", True), trace.write)()
+    trace.write()
+    assert [e["dur"] for e in events_in(tmp_path) if e["tid"] == 0x12345678 and e["ph"] == "X"] == [
+        0
+    ]
+
+
 def test_no_events_of_a_stream_in_a_capture(gpu: Gpu, tmp_path: Path) -> None:
     trace = timeline._Trace(str(tmp_path))
     trace.open(WORLD)
