@@ -82,7 +82,7 @@ def test_work_on_a_stream_is_an_event_of_the_stream(gpu: Gpu, tmp_path: Path) ->
     trace.write()
     events = events_in(tmp_path)
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert names == ["GPU stream 0x7f0012345678"]
+    assert names == ["calls", "GPU stream 0x7f0012345678"]
     times = [(e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 0x12345678]
     assert [dur for _, dur in times] == [250] * 4
     # The first call is written at once, and the others are timed from one anchor, at the begin of the second call.
