@@ -60,15 +60,18 @@ class _Streams:
         self._pending: deque[tuple[Any, ...]] = deque()
         self._anchor: tuple[Any, int] | None = None  # an event, and its time on the host
 
-    def begin(self) -> tuple[Any, ...]:
+    def begin(self) -> tuple[Any, ...] | None:
+        """Begin on the current stream, unless it is captured."""
         cuda = cupy().cuda
+        stream = cuda.get_current_stream()
+        if is_capturing(stream):
+            return None
         if self._anchor is None:
             idle = cuda.Stream(non_blocking=True)
             for _ in range(3):  # the first takes longer
                 before, event = monotonic_ns(), idle.record()
                 event.synchronize()
             self._anchor = event, (before + monotonic_ns()) // 2
-        stream = cuda.get_current_stream()
         return self._anchor, stream, stream.record()
 
     def end(self, text: str, anchor: tuple[Any, int], stream: Any, first: Any) -> None:
@@ -113,7 +116,7 @@ class _Trace:
             if label is None:
                 return call(*arguments, **options)
             text, attributes, on_gpu = label
-            mark = self._streams.begin() if on_gpu and not is_capturing() else None
+            mark = self._streams.begin() if on_gpu else None
             if attributes is not None:
                 self._nvtx.push_range(attributes)
             begin = monotonic_ns()

@@ -49,7 +49,7 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(timeline, "cupy", lambda: SimpleNamespace(cuda=gpu))
-    monkeypatch.setattr(timeline, "is_capturing", lambda: gpu.stream is None)
+    monkeypatch.setattr(timeline, "is_capturing", lambda *_: gpu.stream is None)
     return gpu
 
 
