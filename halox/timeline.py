@@ -116,7 +116,7 @@ class _Trace:
             if label is None:
                 return call(*arguments, **options)
             text, attributes, on_gpu = label
-            mark = self._streams.begin() if on_gpu else None
+            mark = self._streams.begin() if on_gpu and self._file is not None else None
             if attributes is not None:
                 self._nvtx.push_range(attributes)
             begin = monotonic_ns()
