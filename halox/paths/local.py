@@ -65,6 +65,8 @@ class LocalHostChannel(Channel):
     hold cells that an earlier part has received, and before anything is sent to other ranks.
     """
 
+    timeline = "copy=start"
+
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
         arrays = cast(Sequence[HostArray], job.arrays)
@@ -137,6 +139,7 @@ class LocalDeviceChannel(MovableChannel):
     """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
 
     needs_host = False
+    timeline = "launch=start"
 
     def __init__(self, job: Job, device: int) -> None:
         self._movable = [copying(job, [*job.pairs()], device), *clearing_of(job, device)]

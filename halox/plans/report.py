@@ -95,7 +95,7 @@ class Report:
     ----------
     rank : int
         Rank of this process.
-    operation : {"exchange", "accumulation"}
+    operation : {"exchange", "accumulation", "transpose"}
         Operation of the plan.
     arrays : tuple of str
         Descriptions of the arrays.

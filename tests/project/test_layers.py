@@ -34,6 +34,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.grid"}],
     [{"halox.cubed_sphere"}, {"halox.torch"}],
     [{"halox.fft"}],
+    [{"halox.timeline"}],
     [{"halox"}],
     [{"halox.cli"}, {"halox.testing"}],
     [{"halox.__main__"}],
@@ -340,14 +341,16 @@ print(*sys.modules)
 """
 
 
-def test_modules_for_gpus_and_the_command_are_imported_for_them_only() -> None:
+def test_modules_for_gpus_the_command_and_timelines_are_imported_for_them_only() -> None:
     command = [sys.executable, "-c", LOADED]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
     imported, used = (line.split() for line in run.stdout.splitlines())
     assert "halox.grid" in imported
     assert sum(in_package(name, "halox") for name in imported) <= MOST_MODULES
     assert "halox.reductions.host.host_reductions" in used
-    assert not [name for name in used if name.startswith((*FOR_GPUS, "halox.cli"))]
+    assert not [
+        name for name in used if name.startswith((*FOR_GPUS, "halox.cli", "halox.timeline"))
+    ]
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -119,14 +119,16 @@ class HostChannel(Channel):
     the channel can move to other arrays. Otherwise prepared calls of packers do it.
     """
 
+    timeline = (
+        "wait=_buffers.open,pack=_pack,send=_buffers.post,wait=_buffers.collect,unpack=_unpack"
+    )
+
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers, self._epoch = buffers, 0
         adds = job.operation == "add"
         # Functions that do the work of a slot in `_Views`.
         self._pack: Callable[..., None] = copy_all
         self._unpack: Callable[..., None] = add_all if adds else copy_all
-        # For irregular parts: for each slot, the calls that pack, and the calls that unpack.
-        self._calls: list[tuple[Calls, Calls]] = []
         self._odd = False  # whether MPI copies some parts
         arrays = cast(Sequence[HostArray], job.arrays)
         self._arrays = arrays
@@ -136,8 +138,10 @@ class HostChannel(Channel):
         sent = places_of(self._parts[0], arrays)
         received = places_of(self._parts[1], arrays, values=adds)
         if sent is None or received is None:
-            self._views = _Views([], [], [])
-            self._calls = _irregular(job, buffers)
+            self._pack = self._unpack = call_all
+            packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
+            unpacks = _by_slot(job, job.receives, buffers.incoming, "unpacking")
+            self._views = _Views(packs, [], unpacks)
             return
         self.is_movable = True
         self._sent, self._received = sent, received
@@ -192,28 +196,20 @@ class HostChannel(Channel):
     def start(self) -> None:
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
-        if self._calls:
-            for call in self._calls[epoch % self._buffers.slots][0]:
-                call()
-        else:
-            views = self._views
-            self._pack(views.pack[epoch % self._buffers.slots])
-            if views.clear:
-                copy_all(views.clear)
+        views = self._views
+        self._pack(views.pack[epoch % self._buffers.slots])
+        if views.clear:
+            copy_all(views.clear)
         self._buffers.post(epoch)
 
     def finish(self) -> None:
         epoch = self._epoch
         self._buffers.collect(epoch)
-        if self._calls:
-            for call in self._calls[epoch % self._buffers.slots][1]:
-                call()
-        else:
-            self._unpack(self._views.unpack[epoch % self._buffers.slots])
+        self._unpack(self._views.unpack[epoch % self._buffers.slots])
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        self._views, self._calls = _Views([], [], []), []
+        self._views = _Views([], [], [])
         self._buffers.close()
 
     def free(self) -> None:
@@ -269,13 +265,6 @@ def _packed(
         np.ndarray(shape, dtype, buffer.data, offset)
         for (_, shape, dtype, *_), (buffer, offset) in zip(places, starts, strict=True)
     ]
-
-
-def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[Calls, Calls]]:
-    """Return for each slot the calls that pack messages, and the calls that unpack them."""
-    packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
-    unpacks = _by_slot(job, job.receives, buffers.incoming, "unpacking")
-    return [*zip(packs, unpacks, strict=True)]
 
 
 def _by_slot(
