@@ -86,6 +86,11 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         faces along the last axis do not have. If possible, it chooses blocks at least as wide as the halo.
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
+    weights : array or callable, optional
+        Work of each cell, for ``blocks`` of about equal work: a mask or a cost of at least 0, of the grid's shape, or 1
+        along axes on which it does not depend; on rank 0, and on others the same or None. A function gets arrays as
+        `indices` returns them, on rank 0. halox cuts each axis so that the largest sum over a block is small, and
+        chooses ``proc_shape`` for the fewest cells of this sum and of the halo together.
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
         What exchanges write into the halo at the walls of the grid, as `numpy.pad` pads the whole field, edges and
         corners included (unless ``corners`` is False). None leaves the halo there unchanged. "edge" repeats the cell at

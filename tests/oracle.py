@@ -82,6 +82,7 @@ class Case:
     way: str = "packed"  # or "in place", as on large grids, or "MPI"
     order: tuple[int, ...] | None = None  # the rank of each block in C order
     axes: tuple[int, ...] | None = None  # the axes of an exchange along some
+    weights: Any = None  # which give the blocks
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,6 +110,8 @@ class Case:
         is_checkerboard = any(f.parity for f in self.fields)
         is_even = self.blocks == divide(self.shape, self.procs) and not is_checkerboard
         division = {"proc_shape": self.procs} if is_even else {"blocks": self.blocks}
+        if self.weights is not None:
+            division = {"proc_shape": self.procs, "weights": self.weights}
         with pytest.MonkeyPatch.context() as patch:
             if self.way == "in place":
                 read_in_place(patch)
