@@ -67,7 +67,6 @@ class Decomposition:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.axes)
 
     @property
@@ -92,7 +91,6 @@ class Decomposition:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:

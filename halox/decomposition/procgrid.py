@@ -103,7 +103,6 @@ class _Axis:
     unit: int = 1
 
     def fits(self, parts: int) -> bool:
-        """Whether the axis can be cut into ``parts`` parts."""
         if self.blocks is not None:
             if parts != len(self.blocks):
                 return False
