@@ -125,7 +125,6 @@ class Along(NamedTuple):
 
     @property
     def points(self) -> int:
-        """Number of points."""
         return self.partition.points(self.staggered)
 
     def plain_map(self) -> _Map:
@@ -182,7 +181,6 @@ class Joined:
         return tuple((self.axis, joined.side) for joined in self.sides)
 
     def __str__(self) -> str:
-        """Return the argument ``connect``."""
         return self.text
 
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:

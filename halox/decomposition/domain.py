@@ -66,7 +66,6 @@ class Decomposition:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.axes)
 
     @property
@@ -91,7 +90,6 @@ class Decomposition:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:

@@ -58,7 +58,6 @@ class Job:
 
     @property
     def peers(self) -> list[int]:
-        """All ranks with a message in the job, in ascending order."""
         return sorted({message.peer for message in self.messages})
 
     @property

@@ -151,12 +151,10 @@ class Runner:
         self._life.arrays = self.arrays or arrays
 
     def finish(self) -> None:
-        """End an exchange."""
         self.run(self._bound, self._finish)
         self._life.arrays = ()
 
     def fill_walls(self, bound: Bound | None = None) -> None:
-        """Fill only the halo beyond walls."""
         self.call([channel.fill for channel in self._channels], _UNFINISHED, bound)
 
     def call(self, steps: Sequence[Step], misuse: str, bound: Bound | None = None) -> None:

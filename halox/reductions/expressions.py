@@ -416,7 +416,6 @@ class Typed:
 
     @property
     def inputs(self) -> int:
-        """Number of the program's inputs."""
         return len(self.cells) + len(self.arrays) + len(self.axes)
 
 
