@@ -265,7 +265,7 @@ def _check_walls(layout: FieldLayout) -> None:
                     if most < points:
                         remedy += f", or one of {reads - along.points} on the other side"
                     elif boundary is not None and boundary.mirrors:
-                        remedy += ", or a mirror at both sides"
+                        remedy += ", or mirrors at both sides, at the same number"
                     raise FieldError(
                         f"boundary: {boundary} at the {SIDES[side]} side of axis {index} reads "
                         f"{reads} points for a halo of {width}, and there are "
