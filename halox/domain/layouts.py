@@ -72,7 +72,8 @@ class FieldLayouts:
         # Layouts of fields that were declared so far, the same on all ranks. Of those that differ in boundaries only,
         # the first two are enough to tell that their shape is ambiguous.
         self._declared_layouts: dict[Hashable, list[FieldLayout]] = {}
-        self._has_staggered = False
+        # Shapes of the owned points of staggered fields.
+        self._shapes_of_points: set[tuple[int, ...]] = set()
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def of(self, spec: FieldSpec) -> FieldLayout:
@@ -234,7 +235,7 @@ class FieldLayouts:
         if inferred is None:
             inferred = known[described.shape] = self._inferred(tuple(described.shape), halo)
         layout, lacks_halo = inferred
-        if self._has_staggered and not lacks_halo and self._is_inside_staggered(described):
+        if not lacks_halo and self._is_inside_staggered(described):
             raise FieldError(
                 f"array: on rank {self._rank} the points of a staggered field have the shape {layout.padded_shape} of "
                 "a field of cells with its halo; give the field itself, not grid.interior(field)"
@@ -249,6 +250,8 @@ class FieldLayouts:
 
     def _is_inside_staggered(self, described: Described) -> bool:
         """Whether an array is a view of the owned points of a declared staggered field."""
+        if described.shape not in self._shapes_of_points:
+            return False
         for (pointer, shape, strides, dtype), (_, layout, _) in self._declared.items():
             if any(layout.spec.staggered) and strides == described.strides:
                 cuts = [range(n)[cut] for n, cut in zip(shape, layout.interior, strict=True)]
@@ -328,7 +331,9 @@ class FieldLayouts:
     ) -> None:
         _keep_with(self._declared, _field_key(described), owner(array), layout, number)
         spec = layout.spec
-        self._has_staggered = self._has_staggered or any(spec.staggered)
+        if any(spec.staggered):
+            cuts = zip(described.shape, layout.interior, strict=True)
+            self._shapes_of_points.add(tuple([len(range(n)[cut]) for n, cut in cuts]))
         key = spec.without_boundary, spec.boundary == self._boundary
         alike = self._declared_layouts.setdefault(key, [])
         if len(alike) < 2 and layout not in alike:
