@@ -67,14 +67,37 @@ def choose_proc_shape(
     >>> choose_proc_shape(12, *plane, block_cells=0), choose_proc_shape(12, *plane, block_cells=3)
     ((4, 3), (6, 2))
     """
+    axes, workable = workable_proc_shapes(ranks, shape, halo, periodic, given, blocks, units)
+    return min(_costs(axes, workable, block_cells))[-1]
+
+
+def workable_proc_shapes(
+    ranks: int,
+    shape: tuple[int, ...],
+    halo: Halo,
+    periodic: tuple[bool, ...],
+    given: tuple[int, ...],
+    blocks: Sequence[tuple[int, ...] | None],
+    units: Sequence[int],
+) -> tuple[tuple[AxisToCut, ...], list[tuple[int, ...]]]:
+    """Return the axes to cut, and the process grids among which `choose_proc_shape` chooses; raises its errors."""
     counted = counted_halo(halo)
-    axes = tuple(map(_Axis, range(len(shape)), shape, halo, counted, periodic, blocks, units))
+    axes = tuple(map(AxisToCut, range(len(shape)), shape, halo, counted, periodic, blocks, units))
     of_any_width = tuple(replace(axis, halo=(0, 0)) for axis in axes)
     for some in (axes, of_any_width):
         workable = _workable(some, ranks, given)
         if workable:
-            return _cheapest(axes, workable, block_cells)
+            return axes, workable
     raise DecompositionError(_refusal(of_any_width, ranks, given))
+
+
+def cells_sent(
+    axes: Sequence[AxisToCut], blocks: Sequence[tuple[int, ...]], block_cells: int
+) -> int:
+    """Return the cells that the busiest rank sends, with its blocks of memory, if axes are cut into these blocks."""
+    cut = [replace(axis, blocks=sizes) for axis, sizes in zip(axes, blocks, strict=True)]
+    moved: int = _costs(cut, [tuple(map(len, blocks))], block_cells)[0][0]
+    return moved
 
 
 def block_cells(device: Literal["cpu", "gpu"], has_network: bool) -> int:
@@ -88,7 +111,7 @@ def counted_halo(halo: Halo) -> Halo:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class AxisToCut:
     """One grid axis, to be cut into ``blocks``, or evenly into any number of parts of whole units.
 
     Every block must be at least as wide as the ``halo`` that it fills.
@@ -103,7 +126,6 @@ class _Axis:
     unit: int = 1
 
     def fits(self, parts: int) -> bool:
-        """Whether the axis can be cut into ``parts`` parts."""
         if self.blocks is not None:
             if parts != len(self.blocks):
                 return False
@@ -155,7 +177,9 @@ class _Axis:
         ]
 
 
-def _workable(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _workable(
+    axes: Sequence[AxisToCut], ranks: int, given: tuple[int, ...]
+) -> list[tuple[int, ...]]:
     """Return every usable process grid for ``ranks`` that agrees with ``given``."""
     if ranks > _most_ranks(axes):
         return []
@@ -172,15 +196,15 @@ def _workable(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> list
     ]
 
 
-def _most_ranks(axes: Sequence[_Axis]) -> int:
+def _most_ranks(axes: Sequence[AxisToCut]) -> int:
     """Return the number of ranks with the narrowest blocks, of any width."""
     return math.prod(len(axis.blocks or range(axis.cells // axis.unit)) for axis in axes)
 
 
-def _cheapest(
-    axes: Sequence[_Axis], workable: list[tuple[int, ...]], block_cells: int
-) -> tuple[int, ...]:
-    """Return the process grid of least cost.
+def _costs(
+    axes: Sequence[AxisToCut], workable: list[tuple[int, ...]], block_cells: int
+) -> list[tuple[int, int, list[int], tuple[int, ...]]]:
+    """Return the costs of process grids, each with the process grid as its last entry.
 
     The cost is most cells that a rank sends, with its blocks of memory, then most cells copied within a rank, then cuts
     of inner axes.
@@ -199,11 +223,10 @@ def _cheapest(
         blocks = rows * (1 + sides) - math.prod(owned for owned, _ in loads[:-1])
         moved = np.maximum(moved, reached - local + block_cells * blocks)
         copied = np.maximum(copied, local - math.prod(owned for owned, _ in loads))
-    costs = zip(moved.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)
-    return min(costs)[-1]
+    return [*zip(moved.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)]
 
 
-def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
+def _refusal(axes: Sequence[AxisToCut], ranks: int, given: tuple[int, ...]) -> str:
     """Reason why no process grid fits, and the remedy."""
     grid_shape = tuple(axis.cells for axis in axes)
     workable = _workable(axes, ranks, (0,) * len(axes))[:_SUGGESTIONS]

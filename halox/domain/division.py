@@ -21,7 +21,10 @@ from halox.decomposition import (
     normalise_periodic,
     with_periodic_boundary,
 )
+from halox.decomposition.balance import Balance
+from halox.decomposition.normalise import normalise_proc_shape
 from halox.domain.options import GridOptions
+from halox.domain.weights import balanced_by_weights, weights_text
 from halox.errors import DecompositionError, FieldError
 from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
@@ -47,10 +50,10 @@ class Division:
     leave_sms: bool
     labels: Labels | None
     reproducible: bool
+    balance: Balance | None = None
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Kind of memory of the fields."""
         return "cpu" if self.device_id is None else "gpu"
 
     def text(self, rank: int, nodes: int) -> str:
@@ -67,6 +70,7 @@ class Division:
                 f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
                 f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
+                *([] if self.balance is None else [self.balance.text()]),
                 decomposition.placement.summary(),
                 f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, "
                 f"stores {layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
@@ -95,6 +99,9 @@ def divide(
         several = world.node_count > 1
         gpu = choose_device(options["device"], world.turn)
         ndim = len(normalise_grid_shape(grid_shape))
+        if options["weights"] is not None and options["blocks"] is not None:
+            raise DecompositionError("weights: they determine the blocks; leave out blocks=")
+        weights = weights_text(options["weights"], normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(
             False if options["periodic"] is None else options["periodic"], ndim
         )
@@ -156,8 +163,33 @@ def divide(
             "coords": (labels and labels.text()) or None,
             "dims": labels and labels.dims,
             "reproducible": reproducible,
+            "weights": weights,
         }
         return division, arguments
 
-    remedies = {"device": 'say device="cpu" or device="gpu"'}
-    return world.attempt(build, _MAKING, alike=True, remedies=remedies)
+    remedies = {
+        "device": 'say device="cpu" or device="gpu"',
+        "weights": "give it on rank 0 alone, or the same on all ranks",
+    }
+    division, records = world.gather(build, _MAKING)
+    first = records[0]["weights"]
+    alike = [{**record, "weights": record["weights"] or first} for record in records.distinct]
+    world.check_alike(alike, remedies=remedies)
+    if first is None:
+        return division
+    even, is_given = division.decomposition, isinstance(given["placement"], Placement)
+
+    def balance() -> Balance:
+        procs = normalise_proc_shape(given["proc_shape"], even.ndim) or (0,) * even.ndim
+        return balanced_by_weights(
+            given["weights"],
+            even,
+            division.layout.spec.halo,
+            even.proc_shape if is_given or cartesian is not None else procs,
+            given["checkerboard"],
+            block_cells(division.device, world.node_count > 1),
+        )
+
+    found = world.from_first(balance, _MAKING)
+    options: GridOptions = {**given, "weights": None, "blocks": found.blocks}
+    return replace(divide(world, grid_shape, options, cartesian), balance=found)

@@ -98,6 +98,8 @@ class Domain:
             self.context.close_after(error)
             raise
         self.decomposition: Decomposition = self.division.decomposition
+        if self.division.balance is not None:
+            self.options |= {"weights": None, "blocks": self.division.balance.blocks}
         self.plain: FieldLayout = self.division.layout
         self.device_id = self.division.device_id
         self.xp: ModuleType = array_module(self.device_id)

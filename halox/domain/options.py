@@ -39,6 +39,7 @@ class Arguments(TypedDict, total=False):
     periodic: bool | Sequence[bool] | None
     proc_shape: int | Sequence[int | None] | None
     blocks: Sequence[Sequence[int] | None] | None
+    weights: npt.ArrayLike | Callable[..., npt.ArrayLike] | None
     boundary: object
     connect: object
     comm: MPI.Intracomm | None

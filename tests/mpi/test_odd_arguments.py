@@ -129,6 +129,10 @@ def of_grids(b: Bench) -> dict[str, Call]:
         "Grid entries": call(
             closing(of_entries), cells=n, low=1, width=1, wraps=False, ranks=0, cut=None
         ),
+        "Grid weights": call(
+            closing(halox.Grid, comm=b.comm, device="cpu"),
+            **{"grid_shape": (n, 5), "weights": np.ones((n, 5))},
+        ),
         "full": call(g.full, value=2, dtype="f8", **new),
         "full_like": call(g.full_like, field=Fresh(), value=1, dtype="f8"),
         "declare": call(g.declare, array=Fresh()),
