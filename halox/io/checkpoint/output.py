@@ -111,7 +111,7 @@ class Output(Closing):
     mean, min, max : sequence of str, optional
         Fields whose mean, minimum or maximum over windows is stored, and not their records. ``every`` has the records
         of a window: ``mean=["u"], every={"u": 24}`` stores "u_mean" along the axis "time_window_24". Integers are
-        stored as float64.
+        stored as float64. If a run ends inside a window, or continues there, the values of the window are lost.
     keepbits : mapping of str to int, optional
         Fields whose mantissas are rounded to so many bits, so that ``compressors`` need fewer bytes.
     region : sequence of slice, or mapping of str to such sequences, optional
