@@ -22,7 +22,6 @@ from halox.decomposition import (
     with_periodic_boundary,
 )
 from halox.decomposition.balance import Balance
-from halox.decomposition.normalise import normalise_proc_shape
 from halox.domain.options import GridOptions
 from halox.domain.weights import balanced_by_weights, weights_text
 from halox.errors import DecompositionError, FieldError
@@ -66,13 +65,16 @@ class Division:
         boundary = f"boundary {boundary_text(boundaries)}, " if boundaries else ""
         if decomposition.joined is not None:
             boundary += f"connect {decomposition.joined}, "
+        work = ""
+        if self.balance is not None:
+            _, imbalance, even = self.balance
+            work = f"weights: the largest block has {imbalance:.2f} of the mean work, {even:.2f} in even blocks\n"
         return "\n".join(
             [
                 f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
                 f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
-                *([] if self.balance is None else [self.balance.text()]),
-                decomposition.placement.summary(),
+                f"{work}{decomposition.placement.summary()}",
                 f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, "
                 f"stores {layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
             ]
@@ -178,19 +180,15 @@ def divide(
     world.check_alike(alike, remedies=remedies)
     if first is None:
         return division
-    even, is_given = division.decomposition, isinstance(given["placement"], Placement)
-
-    def balance() -> Balance:
-        procs = normalise_proc_shape(given["proc_shape"], even.ndim) or (0,) * even.ndim
-        return balanced_by_weights(
+    balance = world.from_first(
+        lambda: balanced_by_weights(
             given["weights"],
-            even,
-            division.layout.spec.halo,
-            even.proc_shape if is_given or cartesian is not None else procs,
-            given["checkerboard"],
+            division.layout,
+            given["proc_shape"] if cartesian is None else cartesian.dims,
+            2 if given["checkerboard"] else 1,
             block_cells(division.device, world.node_count > 1),
-        )
-
-    found = world.from_first(balance, _MAKING)
-    options: GridOptions = {**given, "weights": None, "blocks": found.blocks}
-    return replace(divide(world, grid_shape, options, cartesian), balance=found)
+        ),
+        _MAKING,
+    )
+    options: GridOptions = {**given, "weights": None, "blocks": balance.blocks}
+    return replace(divide(world, grid_shape, options, cartesian), balance=balance)
