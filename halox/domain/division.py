@@ -21,9 +21,7 @@ from halox.decomposition import (
     normalise_periodic,
     with_periodic_boundary,
 )
-from halox.decomposition.balance import Balance
 from halox.domain.options import GridOptions
-from halox.domain.weights import balanced_by_weights, weights_text
 from halox.errors import DecompositionError, FieldError
 from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
@@ -31,6 +29,7 @@ from halox.runtime.world import World
 from halox.values import check_bool
 
 if TYPE_CHECKING:
+    from halox.decomposition.balance import Balance
     from halox.domain.cartesian import Cartesian
     from halox.domain.dimension_names import Labels
 
@@ -102,9 +101,11 @@ def divide(
         several = world.node_count > 1
         gpu = choose_device(options["device"], world.turn)
         ndim = len(normalise_grid_shape(grid_shape))
-        if options["weights"] is not None and options["blocks"] is not None:
-            raise DecompositionError("weights: they determine the blocks; leave out blocks=")
-        weights = weights_text(options["weights"], normalise_grid_shape(grid_shape))
+        weights = None
+        if options["weights"] is not None:
+            from halox.domain.weights import weights_text
+
+            weights = weights_text(options, normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(
             False if options["periodic"] is None else options["periodic"], ndim
         )
@@ -180,6 +181,8 @@ def divide(
     world.check_alike(alike, remedies=remedies)
     if first is None:
         return division
+    from halox.domain.weights import balanced_by_weights
+
     balance = world.from_first(
         lambda: balanced_by_weights(
             given["weights"],

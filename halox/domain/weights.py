@@ -12,17 +12,18 @@ from halox.decomposition import FieldLayout
 from halox.decomposition.balance import Balance, balanced
 from halox.decomposition.normalise import normalise_proc_shape
 from halox.decomposition.procgrid import proc_shapes
+from halox.domain.options import GridOptions
 from halox.errors import DecompositionError
 from halox.values import check_unmasked, shown
 
 
-def weights_text(weights: object, grid_shape: tuple[int, ...]) -> str | None:
+def weights_text(options: GridOptions, grid_shape: tuple[int, ...]) -> str:
     """Return a text that is the same on ranks with equal arrays; raises `DecompositionError` for other objects."""
-    if weights is None:
-        return None
-    if callable(weights):
+    if options["blocks"] is not None:
+        raise DecompositionError("weights: they determine the blocks; leave out blocks=")
+    if callable(options["weights"]):
         return "a function"
-    array = _as_array(weights, grid_shape)
+    array = _as_array(options["weights"], grid_shape)
     checksum = zlib.crc32(np.ascontiguousarray(array).data)
     return f"{array.dtype} numbers of shape {array.shape} with checksum {checksum:08x}"
 

@@ -89,6 +89,7 @@ def test_what_follows_from_a_grid(comm: MPI.Intracomm, tmp_path: Path) -> None:
         work = comm.allgather(sea_in_a_corner(*grid.indices()).sum())
         said = str(grid.describe()).split("has ")[1]
         assert said.startswith(f"{max(work) / np.mean(work):.2f} of the mean work")
+        assert max(work) < 1.5 * np.mean(work)
         u = grid.scatter(whole if comm.rank == 0 else None)
         right = [grid.sum(u) == whole.sum(), grid.max(u) == whole.max()]
         gathered = grid.gather(u)
