@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ nitpick_ignore_regex = [
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_mock_imports = ["torch"] * (find_spec("torch") is None)
 autosummary_ignore_module_all = False
 autosummary_context = {"builtins": sorted({*dir(dict), *dir(tuple), *dir(Exception)})}
 maximum_signature_line_length = 80

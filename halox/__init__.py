@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -83,3 +84,7 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Return the public names."""
     return list(__all__)
+
+
+if folder := os.environ.get("HALOX_TRACE"):
+    import_module("halox.timeline").install(folder)

@@ -78,7 +78,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Global number of cells per axis, without halos. It need not be a multiple of the number of ranks.
     halo : int, or one per axis, or (low, high) per axis
         Halo widths: the number of neighbour cells per side that each rank keeps a copy of. A halo may be wider than
-        the neighbours' blocks, but along a periodic axis no wider than the grid.
+        the neighbours' blocks, and than the grid.
     periodic : bool or one per axis, optional
         Whether the first cell is the upper neighbour of the last cell; False by default.
     proc_shape : int or sequence of int, optional
@@ -166,8 +166,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, a halo is wider than a periodic axis, ``connect`` is invalid or does not
-        fit the grid, or a Cartesian communicator contradicts another argument.
+        If the grid cannot be divided as asked, ``connect`` is invalid or does not fit the grid, or a Cartesian
+        communicator contradicts another argument.
     FieldError
         If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has; if
         ``dims`` or ``coords`` do not fit the grid. In methods: if an array does not fit the grid in shape or dtype, is
@@ -816,7 +816,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         DecompositionError
-            If the factor does not divide the blocks, or the halo is wider than a periodic coarse axis.
+            If the factor does not divide the blocks.
 
         Notes
         -----

@@ -334,6 +334,36 @@ def pad_side(
     return padded
 
 
+def name_of(side: Side) -> Any:
+    return side[0] if isinstance(side, tuple) else side
+
+
+def pad_between_mirrors(
+    u: np.ndarray, axis: int, widths: tuple[int, int], pair: tuple[Side, Side]
+) -> np.ndarray:
+    """Pad both sides of a whole field by mirrors, in turn: each reads the cells that the other one has filled."""
+    most, extent = max(widths), u.shape[axis]
+    if extent == 1 and all("reflect" in name_of(side) for side in pair):
+        return np.pad(u, [widths if n == axis else (0, 0) for n in range(u.ndim)], mode="reflect")
+    have = [0, 0]
+    while min(have) < most:
+        for side, boundary in enumerate(pair):
+            # From this wall on, with the cells beyond the other one.
+            body = np.take(
+                u, range(have[0], u.shape[axis]) if side == 0 else range(have[0] + extent), axis
+            )
+            width = min(most, body.shape[axis] - ("reflect" in name_of(boundary)))
+            padded = pad_side(body, axis, side, width, boundary, staggered=False)
+            ends = (
+                np.take(padded, range(width), axis),
+                np.take(padded, range(padded.shape[axis] - width, padded.shape[axis]), axis),
+            )
+            u = np.concatenate([ends[0], body] if side == 0 else [body, ends[1]], axis)
+            have[side] = width
+    first = have[0] - widths[0]
+    return np.take(u, range(first, have[0] + extent + widths[1]), axis)
+
+
 def pad_component(
     case: Case, f: Field, u: np.ndarray, sides: Sequence[tuple[Side, Side]]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -348,11 +378,18 @@ def pad_component(
             u, exists = np.pad(u, widths, mode="wrap"), np.pad(exists, widths, mode="wrap")
             if pair[0] is not None:
                 cut: list[Any] = [slice(None)] * u.ndim
-                for cut[at], factor in (
-                    (slice(low + extent, None), pair[0][1]),
-                    (slice(0, low), 1 / pair[0][1]),
-                ):
-                    u[tuple(cut)] *= np.array(factor, u.dtype)
+                periods = -(-max(low, high + 1) // extent)
+                for n in range(periods):  # each period has another factor
+                    for cut[at], factor in (
+                        (slice(low + (n + 1) * extent, None), pair[0][1]),
+                        (slice(0, max(low - n * extent, 0)), 1 / pair[0][1]),
+                    ):
+                        u[tuple(cut)] *= np.array(factor, u.dtype)
+            continue
+        if all(name_of(side) in MIRRORS for side in pair) and max(low, high) >= u.shape[at]:
+            u = pad_between_mirrors(u, at, (low, high), pair)
+            widths[at] = low, high
+            exists = np.pad(exists, widths, "edge")
             continue
         for side, width in enumerate((low, high)):
             widths[at] = (width, 0) if side == 0 else (0, width)

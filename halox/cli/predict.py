@@ -112,7 +112,7 @@ def _stencil_ns(
     step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
         raise HaloxError(f"--script {path} measures nothing: no function step(grid, *fields) there")
-    # A periodic axis must be as long as the halo is wide.
+    # No rows are images of one another.
     rows = min(shape[0], max(1, division["halo"], _MOST_CELLS // math.prod(shape[1:])))
     with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
         arrays = [grid.ones(dtype) for dtype in fields]

@@ -22,6 +22,7 @@ from halox.decomposition.field_regions import (
     check_widths,
     exchange_regions,
     exchange_slabs,
+    second_images,
     walls_of,
 )
 from halox.decomposition.field_spec import FieldSpec
@@ -68,6 +69,7 @@ __all__ = [
     "normalise_halo",
     "normalise_periodic",
     "place",
+    "second_images",
     "walls_of",
     "with_periodic_boundary",
 ]

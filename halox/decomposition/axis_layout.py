@@ -47,7 +47,6 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The box as an index into the array."""
         cuts = []
         steps = self.steps or (1,) * len(self.starts)
         for start, size, step in zip(self.starts, self.subsizes, steps, strict=True):
@@ -90,7 +89,6 @@ class AxisLayout(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Points of the array along the axis."""
         return self.low + self.points + self.high
 
     def sent(self) -> tuple[Interval, ...]:

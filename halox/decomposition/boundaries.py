@@ -85,6 +85,44 @@ class Boundary:
         return repr(self.kind if self.number is None else (self.kind, self.number))
 
 
+def mirrored(
+    index: int, points: int, pair: Sequence[Boundary | None]
+) -> tuple[Boundary, int] | None:
+    """Return the rule for a layer beyond an end of an axis of some points, and the point that the rule reads.
+
+    ``pair`` has the boundaries of the low and the high end. A layer that is further from the end than the axis is long
+    is reflected at both ends in turn. None if the other end has no mirror, or if mirrors at different numbers would
+    add their difference.
+
+    Examples
+    --------
+    >>> wall = Boundary("antisymmetric")
+    >>> [mirrored(layer, 2, (wall, wall)) for layer in (-2, -3)] == [(wall, 1), (Boundary("symmetric"), 1)]
+    True
+    """
+    side, reflections, sign = int(index >= points), 0, 1
+    number: complex = 0
+    first, kinds = pair[side], {one and one.kind for one in pair}
+    assert first is not None
+    if points == 1 and kinds <= {"reflect", "antireflect"}:
+        # The image of each mirror is the image of the other one. NumPy repeats the only point.
+        return (first, 0) if kinds == {"reflect"} else None
+    while not 0 <= index < points:
+        boundary = pair[side]
+        if boundary is None or not boundary.mirrors:
+            return None
+        at_point = boundary.mirrors_at_point
+        index = (2 * points - 1 - at_point if side else at_point - 1) - index
+        if boundary.kind in MAY_HAVE_NUMBER:
+            number, sign = number + sign * (boundary.number or 0), -sign
+        side, reflections = 1 - side, reflections + 1
+    if reflections == 1:
+        return first, index
+    if sign > 0:
+        return None if number else (Boundary(first.kind.removeprefix("anti")), index)
+    return Boundary("antisymmetric", number or None), index
+
+
 Sides: TypeAlias = tuple[tuple[Boundary | None, Boundary | None], ...]
 """Boundaries at the (low, high) side of each grid axis; None leaves the halo there as it is."""
 
@@ -236,7 +274,9 @@ def _one(form: Any) -> Boundary | None:
             return Boundary(form)
         raise _wrong(form)
     if callable(form):
-        return Boundary("function", function=form)
+        boundary = Boundary("function", function=form)
+        _check_parameters(boundary)
+        return boundary
     if not _is_one(form):
         raise _wrong(form)
     kind, number = form
@@ -248,6 +288,21 @@ def _one(form: Any) -> Boundary | None:
     if kind == "phase" and number == 0:
         raise FieldError("boundary: a phase must not be 0")
     return Boundary(kind, number)
+
+
+def _check_parameters(boundary: Boundary) -> None:
+    """Raise `FieldError` if a function cannot be called as boundaries are."""
+    try:
+        parameters = signature(boundary.function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # of a compiled function
+        return
+    try:
+        parameters.bind(*range(5 if boundary.takes_field else 4))
+    except TypeError:
+        raise FieldError(
+            f"boundary: {boundary}{parameters} cannot be called as function(slab, axis, side, indices), or with the "
+            "field as fifth argument"
+        ) from None
 
 
 def _text(pair: Sequence[Boundary | None]) -> str:

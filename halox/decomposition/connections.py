@@ -80,7 +80,8 @@ class Connection:
     ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
 
     Two indices stand for each point on the line of a fold. An exchange copies the first half of the line, in the order
-    of the flipped or shifted axis, to the second half, with the sign of the field. Reductions count both halves.
+    of the flipped or shifted axis, to the second half, with the sign of the field. Reductions count both halves, with
+    ``unique=True`` only the first.
     No rank owns a line outside the indices of the field: high faces along a line at the low end of the grid, or low
     faces along one at the high end if the axis is not staggered. An exchange leaves these points to you.
 
@@ -124,7 +125,6 @@ class Along(NamedTuple):
 
     @property
     def points(self) -> int:
-        """Number of points."""
         return self.partition.points(self.staggered)
 
     def plain_map(self) -> _Map:
@@ -181,7 +181,6 @@ class Joined:
         return tuple((self.axis, joined.side) for joined in self.sides)
 
     def __str__(self) -> str:
-        """Return the argument ``connect``."""
         return self.text
 
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.decomposition.normalise import (
-    check_periods,
     normalise_blocks,
     normalise_grid_shape,
     normalise_halo,
@@ -67,7 +66,6 @@ class Decomposition:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.axes)
 
     @property
@@ -92,7 +90,6 @@ class Decomposition:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
@@ -174,9 +171,9 @@ def decompose(
     few bytes cross between nodes. A given ``placement`` takes precedence over ``nodes``. The process grid that is
     chosen minimises the cells sent, with ``block_cells`` more for each contiguous block of memory.
 
-    Raises `DecompositionError` if an argument is malformed, if no process grid that agrees with ``proc_shape`` fits
-    the ranks and the grid, or if a halo is wider than a periodic axis. With ``checkerboard``, also raises
-    `DecompositionError` if an extent is odd, or a block along the last axis begins at an odd cell.
+    Raises `DecompositionError` if an argument is malformed, or if no process grid that agrees with ``proc_shape`` fits
+    the ranks and the grid. With ``checkerboard``, also raises `DecompositionError` if an extent is odd, or a block
+    along the last axis begins at an odd cell.
 
     Examples
     --------
@@ -187,7 +184,6 @@ def decompose(
     shape = normalise_grid_shape(grid_shape)
     wraps = normalise_periodic(periodic, len(shape))
     widths = normalise_halo(halo, len(shape))
-    check_periods(widths, shape, wraps)
     cuts = normalise_blocks(blocks, shape)
     units = (1,) * len(shape)
     if checkerboard:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from typing import TypeAlias
 
+import numpy as np
+
 from halox.decomposition.axis_layout import Box, Interval
-from halox.decomposition.boundaries import SIDES
+from halox.decomposition.boundaries import SIDES, mirrored
 from halox.decomposition.connections import Along, Joined, Turn, negated_boxes
 from halox.decomposition.field_layout import FieldLayout
-from halox.decomposition.normalise import check_periods
 from halox.decomposition.parity import parity_boxes
 from halox.decomposition.walls import Walls
 from halox.decomposition.wide import wide_intervals, wide_neighbours
@@ -211,6 +212,10 @@ def walls_of(layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = (
         owned,
         received,
         [(False, False) if axis in fixed else pair for axis, pair in enumerate(at_wall)],
+        [
+            axis.points(staggered)
+            for axis, staggered in zip(layout.decomposition.axes, spec.staggered, strict=True)
+        ],
         layout.decomposition.periodic,
         spec.staggered,
         (spec.components_before, spec.components_after),
@@ -221,9 +226,8 @@ def walls_of(layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = (
 
 
 def check_widths(layout: FieldLayout) -> None:
-    """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
+    """Raise `DecompositionError` or `FieldError`, on every rank or on none, if a halo cannot be filled."""
     decomposition = layout.decomposition
-    check_periods(layout.spec.halo, decomposition.grid_shape, decomposition.periodic)
     if decomposition.joined is not None:
         if layout.spec.parity is not None:
             raise FieldError(
@@ -239,24 +243,34 @@ def check_widths(layout: FieldLayout) -> None:
 
 
 def _check_walls(layout: FieldLayout) -> None:
-    """Raise `FieldError` if a boundary reads more points than a block at a wall has; the same on all ranks."""
+    """Raise `FieldError` if a boundary reads more points than the array at a wall has; the same on all ranks."""
     spec, decomposition = layout.spec, layout.decomposition
-    for component_sides in layout.spec.boundary:
-        for index, pair in enumerate(component_sides[1]):
+    for _, sides in spec.boundary:
+        for index, pair in enumerate(sides):
             axis = decomposition.axes[index]
+            points = axis.points(spec.staggered[index])
             for side, boundary in enumerate(pair):
                 part = (0, axis.parts - 1)[side]
                 along = layout.along(index, part)
                 # Beyond its points it has those that the next blocks send.
                 beyond = (along.moved_high, along.moved_low)[side] if axis.parts > 1 else 0
-                most = min(along.points + beyond, axis.points(spec.staggered[index]))
+                most = min(along.points + beyond, points)
                 width = (along.low, along.high)[side]
-                if boundary is not None and boundary.reach(width) > most:
+                reads = 0 if boundary is None else boundary.reach(width)
+                layers = (range(-width, 0), range(points, points + width))[side]
+                if reads > points and all(mirrored(layer, points, pair) for layer in layers):
+                    reads = points
+                if reads > most:
+                    remedy = "use a narrower halo"
+                    if most < points:
+                        remedy += f", or one of {reads - along.points} on the other side"
+                    elif boundary is not None and boundary.mirrors:
+                        remedy += ", or mirrors at both sides, at the same number"
                     raise FieldError(
                         f"boundary: {boundary} at the {SIDES[side]} side of axis {index} reads "
-                        f"{boundary.reach(width)} points for a halo of {width}, and there are "
+                        f"{reads} points for a halo of {width}, and there are "
                         f"{most} (grid_shape={decomposition.grid_shape}, "
-                        f"proc_shape={decomposition.proc_shape}); use a narrower halo"
+                        f"proc_shape={decomposition.proc_shape}); {remedy}"
                     )
 
 
@@ -318,6 +332,26 @@ def _unowned(layout: FieldLayout) -> list[tuple[int, int]]:
     along, first = layout.cells[joined.axis], layout.origin[joined.axis]
     layers = [index - first for index in joined.unowned(joined_axes(layout))]
     return [(joined.axis, layer) for layer in layers if 0 <= layer < along.stored]
+
+
+def second_images(layout: FieldLayout) -> list[tuple[tuple[int, int], ...]]:
+    """Return the owned points that are images of other ones: boxes of the whole grid, each as (first, past) per axis.
+
+    They are half of the line of a fold, and rows of staggered points beyond it. Empty on a grid without connections.
+    """
+    joined, axes = layout.decomposition.joined, joined_axes(layout)
+    boxes: list[tuple[tuple[int, int], ...]] = []
+    for maps, turn in joined.images(axes) if joined is not None else ():
+        if turn is None:
+            continue
+        per_axis = []
+        for along, (index, points) in zip(axes, maps, strict=True):
+            found = index[(index >= 0) & (index < along.points) & (points >= 0)]
+            ends = np.flatnonzero(np.diff(found) > 1) + 1
+            runs = np.split(found, ends) if len(found) else []
+            per_axis.append([(int(run[0]), int(run[-1]) + 1) for run in runs])
+        boxes += product(*per_axis)
+    return boxes
 
 
 def _boxes(

@@ -113,7 +113,6 @@ class FieldSpec:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.halo)
 
     def box(
@@ -152,7 +151,6 @@ class FieldSpec:
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
 
     def __str__(self) -> str:
-        """Return the properties as text."""
         return self._text
 
     @cached_property

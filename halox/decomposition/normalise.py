@@ -62,16 +62,6 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
     return tuple(widths)
 
 
-def check_periods(halo: Halo, grid_shape: Sequence[int], periodic: Sequence[bool]) -> None:
-    """Raise `DecompositionError` for a halo that is wider than the whole grid along a periodic axis."""
-    for index, (widths, cells, wraps) in enumerate(zip(halo, grid_shape, periodic, strict=True)):
-        if wraps and max(widths) > cells:
-            raise DecompositionError(
-                f"halo: expected widths of {cells} or less along axis {index}, the extent of this periodic axis, got "
-                f"{widths} (low, high); use a narrower halo"
-            )
-
-
 def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
     """Periodicity as one boolean per grid axis; ``periodic`` is one boolean, or one per axis.
 

@@ -55,12 +55,10 @@ class AxisPartition:
 
     @property
     def parts(self) -> int:
-        """Number of parts."""
         return len(self.bounds) - 1
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Cells per part."""
         return tuple(map(sub, self.bounds[1:], self.bounds))
 
     def owned(self, part: int) -> tuple[int, int]:

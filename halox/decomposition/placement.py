@@ -58,7 +58,6 @@ class Placement:
         return self.rank_of if in_order else tuple(np.argsort(self.rank_of).tolist())
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of a rank's block."""
         block, coords = self.block_of[rank], []
         for extent in reversed(self.proc_shape):
             block, coord = divmod(block, extent)

@@ -105,7 +105,6 @@ class AxisToCut:
     unit: int = 1
 
     def fits(self, parts: int) -> bool:
-        """Whether the axis can be cut into ``parts`` parts."""
         if self.blocks is not None:
             if parts != len(self.blocks):
                 return False

@@ -13,12 +13,13 @@ an edge or a corner has several boundaries, of which each is applied to the valu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise, product
+from operator import itemgetter
 from typing import NamedTuple
 
 from halox.decomposition.axis_layout import AxisLayout
-from halox.decomposition.boundaries import SIDES, Boundaries, Boundary, Sides
+from halox.decomposition.boundaries import SIDES, Boundaries, Boundary, Sides, mirrored
 
 Slices = tuple[slice, ...]
 
@@ -120,11 +121,13 @@ class Walls:
     boundaries : Boundaries
         Boundaries by component.
     axes : sequence of AxisLayout
-        Grid axes of the array, with all points of the grid as their points, and a halo only beyond the walls.
+        Grid axes of the array, with all its points of the grid as their points, and a halo only beyond the walls.
     owned, received : sequence of slice
         Per axis, the layers that the rank owns, and these with the halo that an exchange fills before the walls.
     at_wall : sequence of (bool, bool)
         Per axis, whether the array reaches the low and the high end of the grid, along periodic axes, too.
+    extents : sequence of int
+        Per axis, the points of the whole grid.
     periodic, staggered : sequence of bool
         Per axis.
     components : (tuple of int, tuple of int)
@@ -142,6 +145,7 @@ class Walls:
     owned: Sequence[slice]
     received: Sequence[slice]
     at_wall: Sequence[tuple[bool, bool]]
+    extents: Sequence[int]
     periodic: Sequence[bool]
     staggered: Sequence[bool]
     components: tuple[tuple[int, ...], tuple[int, ...]]
@@ -266,7 +270,7 @@ class Walls:
             boundary = Boundary("periodic") if is_whole and given is None else given
             if boundary is None or not self.at_wall[axis][side]:
                 continue
-            width, edge, inward = ((along.low, begin, 1), (along.high, end - 1, -1))[side]
+            width, edge = ((along.low, begin), (along.high, end - 1))[side]
             if boundary.kind in ("phase", "periodic"):
                 # Only these layers are exchanged.
                 width = min(width, (along.moved_low, along.moved_high)[side])
@@ -275,17 +279,35 @@ class Walls:
             target = (slice(begin - width, begin + extra), slice(end - extra, end + width))[side]
             if target.start == target.stop:
                 continue
-            layers = range(target.start, target.stop)
-            sources: tuple[int, ...] = ()
-            if boundary.mirrors:
-                sources = tuple(
-                    _mirrored(layer - begin, along.points, boundary) + begin for layer in layers
-                )
-            elif boundary.kind == "periodic":
-                sources = tuple(layer + inward * along.points for layer in layers)
-            elif boundary.kind in ("edge", "gradient", "extrapolate"):
-                sources = (edge,) * len(layers)
-            yield AxisFill(boundary, axis, array_axis, SIDES[side], edge, target, sources)
+            layers = range(target.start - begin, target.stop - begin)
+            rules = [self._rule(axis, boundary, sides[axis], layer) for layer in layers]
+            first = target.start
+            for rule, group in groupby(rules, key=itemgetter(0)):
+                points = [point for _, point in group]
+                sources = tuple(begin + point for point in points if point is not None)
+                part = slice(first, first + len(points))
+                yield AxisFill(rule, axis, array_axis, SIDES[side], edge, part, sources)
+                first = part.stop
+
+    def _rule(
+        self, axis: int, boundary: Boundary, pair: Sequence[Boundary | None], layer: int
+    ) -> tuple[Boundary, int | None]:
+        """Return the rule of a layer beyond a wall, and the point that it reads; both count from the first point."""
+        points = self.axes[axis].points
+        if boundary.mirrors:
+            image = mirrored(layer, points, pair)
+            assert image is not None, "checked by `check_widths`"
+            return image
+        if boundary.kind == "phase":  # once for each period
+            depth = -1 - layer if layer < 0 else layer - points
+            assert boundary.number is not None
+            number = boundary.number ** (1 + depth // self.extents[axis])
+            return replace(boundary, number=number), None
+        if boundary.kind == "periodic":
+            return boundary, layer + points if layer < 0 else layer - points
+        if boundary.kind in ("edge", "gradient", "extrapolate"):
+            return boundary, 0 if layer < 0 else points - 1
+        return boundary, None
 
     def _filled(self, axis: int, sides: Sides, *, with_walls: bool) -> slice:
         """Return the layers that have values: received ones, and beyond walls if earlier fills have filled them."""
@@ -308,11 +330,3 @@ class Walls:
             else:
                 stop = min(stop, fill.target.start)
         return slice(start, stop)
-
-
-def _mirrored(index: int, points: int, boundary: Boundary) -> int:
-    """Return the point of an axis whose image is at an index outside, reflected as often as is needed."""
-    at_point = boundary.mirrors_at_point
-    period = max(2 * (points - at_point), 1)
-    index %= period
-    return index if index < points else period - index - (not at_point)

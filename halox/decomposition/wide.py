@@ -1,9 +1,9 @@
 """Intervals of an exchange with halos wider than blocks: each owner sends its points of a halo itself.
 
 A displacement is the number of parts from one part to another along an axis. It counts on across the ends of a
-periodic axis, so the images of a part have different displacements. The bounds of the parts cut a halo into
-pieces, with one displacement each. For example, blocks of 2, 1 and 3 cells of a periodic axis fill a halo of 4 cells
-on both sides of part 1::
+periodic axis, so the images of a part have different displacements. A halo may be wider than the axis, and then has
+several images of a part. The bounds of the parts cut a halo into pieces, with one displacement each. For example,
+blocks of 2, 1 and 3 cells of a periodic axis fill a halo of 4 cells on both sides of part 1::
 
     cell           4   5 | 0   1 | 2 | 3   4   5 | 0
     part             2   |   0   | 1 |     2     | 0
@@ -79,8 +79,9 @@ class _WideAxis(NamedTuple):
         own = Interval(layout.low, layout.points)
         sent, received = {0: own}, {0: own}
         parts = self.axis.parts
-        # A halo covers one period at most. The shared point of a staggered field may lie beyond it.
-        for displacement in range(-parts - 1, parts + 2):
+        # The shared point of a staggered field may lie beyond the periods that the halo covers.
+        most = parts * -(-max(*self.halo, 1) // self.axis.cells) + 1
+        for displacement in range(-most, most + 1):
             peer = part + displacement
             if not displacement or not (self.axis.periodic or 0 <= peer < parts):
                 continue

@@ -165,11 +165,9 @@ class Allocation:
         return _Description(layout, dtype, is_read_in_place, contents != "empty", filling)
 
     def _allocate(self, described: _Description) -> XArray:
-        """Allocate a field in this rank's private memory; local."""
         return described.filled(self._private(described.layout.padded_shape, described.dtype))
 
     def _private(self, shape: tuple[int, ...], dtype: DType) -> XArray:
-        """Allocate an array in this rank's private memory; local."""
         try:
             if self._device is not None and self._world.size > 1:
                 # Neighbours can map this memory to write into the halo, and network adapters register all of it.

@@ -114,7 +114,7 @@ class Labels:
         """Return these labels with the arguments ``dims`` and ``coords`` of a call, each None for no change.
 
         Raises `FieldError` if ``dims`` does not name each axis, or ``coords`` has an unknown dimension, a wrong number
-        of points or, with ``numbers``, values that are not numbers.
+        of points or, with ``numbers``, values that are no numbers or dates.
         """
         names = self.dims if dims is None else axis_names(dims, len(self.dims))
         places = {
@@ -191,9 +191,9 @@ def _coordinates(name: str, given: object, points: int, numbers: bool) -> Coordi
             f"coords[{name!r}] must have one axis of {points} values, one for each point of the whole grid, got "
             f"shape {values.shape}"
         )
-    if numbers and values.dtype.kind not in "biufc":
+    if numbers and values.dtype.kind not in "biufcM":
         raise FieldError(
-            f"coords[{name!r}] must be numbers, got {values.dtype}; give other coordinates to grid.dataarray"
+            f"coords[{name!r}] must be numbers or datetime64, got {values.dtype}; give others to grid.dataarray"
         )
     return Coordinates(values, dict(getattr(given, "attrs", {})))
 

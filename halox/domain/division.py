@@ -52,7 +52,6 @@ class Division:
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Kind of memory of the fields."""
         return "cpu" if self.device_id is None else "gpu"
 
     def text(self, rank: int, nodes: int) -> str:

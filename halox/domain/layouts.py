@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from halox.decomposition import (
@@ -30,7 +31,7 @@ from halox.decomposition import (
 from halox.decomposition.normalise import Halo
 from halox.domain.options import FieldOptions, field_spec
 from halox.errors import DeviceError, FieldError
-from halox.runtime.arrays import Described, describe, owner
+from halox.runtime.arrays import Described, DType, describe, owner
 from halox.runtime.known_arrays import KnownArrays
 from halox.values import shown
 
@@ -59,17 +60,20 @@ class FieldLayouts:
         self._by_spec: weakref.WeakValueDictionary[FieldSpec, FieldLayout] = (
             weakref.WeakValueDictionary()
         )
-        # Layouts of undeclared arrays, and whether such an array lacks the halo of fields.
-        self._by_shape: dict[tuple[int, ...], tuple[FieldLayout, bool]] = {}
+        # Layouts of undeclared arrays, and whether such an array lacks the halo of fields: for calls without and with
+        # a need of it.
+        self._by_shape: tuple[dict[tuple[int, ...], tuple[FieldLayout, bool]], ...] = {}, {}
         # Of earlier calls of `find`, which users make in each step.
         self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
-        self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
+        self._declared: dict[_FieldKey, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of fields that the grid allocated, by identity.
         self._owners: dict[int, tuple[weakref.ref[object]]] = {}
         # Layouts of fields that were declared so far, the same on all ranks. Of those that differ in boundaries only,
         # the first two are enough to tell that their shape is ambiguous.
         self._declared_layouts: dict[Hashable, list[FieldLayout]] = {}
+        # Shapes of the owned points of staggered fields.
+        self._shapes_of_points: set[tuple[int, ...]] = set()
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def of(self, spec: FieldSpec) -> FieldLayout:
@@ -130,9 +134,8 @@ class FieldLayouts:
         if layout is None:
             layout = self.read(array, halo=halo)[1]
             if not halo:
-                with suppress(
-                    TypeError
-                ):  # arrays of other libraries may not support weak references
+                # Arrays of other libraries may not support weak references.
+                with suppress(TypeError):
                     self._known.keep(None, (array,), layout)
         return layout
 
@@ -227,10 +230,16 @@ class FieldLayouts:
         declared = self._declared.get(_field_key(described)) if self._declared else None
         if declared is not None:
             return declared[1]
-        inferred = self._by_shape.get(described.shape)
+        known = self._by_shape[halo]
+        inferred = known.get(described.shape)
         if inferred is None:
-            inferred = self._by_shape[described.shape] = self._inferred(tuple(described.shape))
+            inferred = known[described.shape] = self._inferred(tuple(described.shape), halo)
         layout, lacks_halo = inferred
+        if not lacks_halo and self._is_inside_staggered(described):
+            raise FieldError(
+                f"array: on rank {self._rank} the points of a staggered field have the shape {layout.padded_shape} of "
+                "a field of cells with its halo; give the field itself, not grid.interior(field)"
+            )
         if halo and lacks_halo:
             raise FieldError(
                 f"array: shape {layout.padded_shape} has the cells of rank {self._rank} without their halo, which this "
@@ -239,14 +248,28 @@ class FieldLayouts:
             )
         return layout
 
-    def _inferred(self, shape: tuple[int, ...]) -> tuple[FieldLayout, bool]:
+    def _is_inside_staggered(self, described: Described) -> bool:
+        """Whether an array is a view of the owned points of a declared staggered field."""
+        if described.shape not in self._shapes_of_points:
+            return False
+        for (pointer, shape, strides, dtype), (_, layout, _) in self._declared.items():
+            if any(layout.spec.staggered) and strides == described.strides:
+                cuts = [range(n)[cut] for n, cut in zip(shape, layout.interior, strict=True)]
+                pointer += sum(cut.start * step for cut, step in zip(cuts, strides, strict=True))
+                if (pointer, tuple(map(len, cuts)), strides, dtype) == _field_key(described):
+                    return True
+        return False
+
+    def _inferred(self, shape: tuple[int, ...], halo: bool) -> tuple[FieldLayout, bool]:
         """Infer a layout from a shape, and whether the array lacks a halo; raises `FieldError`."""
         none = tuple((0, 0) for _ in self._halo)
         plain = self.of(FieldSpec(self._halo)).padded_shape
         specs = [FieldSpec(self._halo, *axes) for axes in component_axes(shape, plain)]
         declared = [] if len(specs) == 1 else [layout.spec for layout in self.of_shape(shape)]
+        # The caller exchanges, and fields of this shape have been declared.
+        has_halo = halo and not declared and bool(self.of_shape(shape))
         specs = declared or specs
-        if all(spec.halo != none for spec in specs):
+        if not has_halo and all(spec.halo != none for spec in specs):
             cells = self._decomposition.rank_shape(self._rank)
             specs = specs + [FieldSpec(none, *axes) for axes in component_axes(shape, cells)]
         specs = [
@@ -258,6 +281,11 @@ class FieldLayouts:
         if not specs and shape == self._decomposition.grid_shape:
             raise FieldError(
                 f"array: {shape} is the whole grid's shape: grid.scatter(array) gives each rank its part"
+            )
+        if not specs and self._is_interior(shape):
+            raise FieldError(
+                f"array: shape {shape} is that of a staggered field without its halo; give the field itself, no slice "
+                "of it and not grid.interior(field), or tell with grid.declare(array, staggered=..., halo=0)"
             )
         if not specs:
             raise FieldError(
@@ -274,6 +302,14 @@ class FieldLayouts:
         # Also if fields without halo have been declared: an exchange of another array by mistake would do nothing.
         lacks_halo = self._halo != none and spec.halo == none and not any(spec.staggered)
         return self.of(spec), lacks_halo
+
+    def _is_interior(self, shape: tuple[int, ...]) -> bool:
+        """Whether this is the shape of a staggered field's own points."""
+        for staggered in product((False, True), repeat=len(self._halo)):
+            owned = self.of(FieldSpec(self._halo, staggered=staggered)).owned
+            if component_axes(shape, tuple(cut.stop - cut.start for cut in owned)):
+                return True
+        return False
 
     def of_whole(self, shape: tuple[int, ...], name: str, remedy: str) -> FieldOptions:
         """Return the component axes of a whole field of cells, by the shape of its array.
@@ -295,12 +331,15 @@ class FieldLayouts:
     ) -> None:
         _keep_with(self._declared, _field_key(described), owner(array), layout, number)
         spec = layout.spec
+        if any(spec.staggered):
+            cuts = zip(described.shape, layout.interior, strict=True)
+            self._shapes_of_points.add(tuple([len(range(n)[cut]) for n, cut in cuts]))
         key = spec.without_boundary, spec.boundary == self._boundary
         alike = self._declared_layouts.setdefault(key, [])
         if len(alike) < 2 and layout not in alike:
             alike.append(layout)
-            known = self._by_shape.pop(layout.padded_shape, None)
-            if known is not None and known[0] is not layout:
+            known = [by_shape.pop(layout.padded_shape, None) for by_shape in self._by_shape]
+            if any(one is not None and one[0] is not layout for one in known):
                 self._forget_results()
 
     def _forget_results(self) -> None:
@@ -309,7 +348,10 @@ class FieldLayouts:
             table.forget()
 
 
-def _field_key(described: Described) -> Hashable:
+_FieldKey = tuple[int, tuple[int, ...], tuple[int, ...], DType]
+
+
+def _field_key(described: Described) -> _FieldKey:
     return described.pointer, described.shape, described.strides, described.dtype
 
 

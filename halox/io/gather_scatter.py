@@ -12,6 +12,7 @@ memory beside the whole field. The root serves one part of each rank in turn, so
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
@@ -69,7 +70,8 @@ def gather(domain: Domain, field: object, root: object, region: object = None) -
                 on_host = allocate(cells.shape, dtype, None)
             _copy_from_device(cells, on_host)
             cells = on_host
-        arguments = {"root": root_rank, "dtype": dtype, "layout": _text(layout), "region": str(cut)}
+        arguments: dict[str, object] = {"root": root_rank, "dtype": _name(dtype)}
+        arguments |= {"layout": _text(layout), "region": str(cut)}
         return (root_rank, targets, as_void(cells), whole), arguments
 
     root_rank, targets, cells, whole = world.attempt(prepare, _GATHER, alike=True)
@@ -250,6 +252,12 @@ def root_of(world: World, root: object) -> int:
     if rank is None or not 0 <= rank < world.size:
         raise FieldError(f"root must be a rank, 0 to {world.size - 1}, got {shown(root)}")
     return rank
+
+
+@cache
+def _name(dtype: DType) -> str:
+    """Return the text of a dtype, to compare between ranks; NumPy takes some 10 us to make or to pickle it."""
+    return str(dtype)
 
 
 def _text(layout: FieldLayout) -> str:

@@ -57,6 +57,7 @@ class HostLayout:
         self._overlaps: bool | None = None
         self._view: View | None = None  # of a small layout with regular blocks
         self._copier: Copier
+        self._is_by_mpi = False
         self._uses_before_mpi = 0  # of NumPy's copier, before MPI's is made; 0 if MPI is not faster
         form = layout.strided
         if form is not None:
@@ -87,6 +88,12 @@ class HostLayout:
         is_long = blocks.nbytes >= _MPI_BLOCK_BYTES * blocks.n_blocks
         self._uses_before_mpi = _FIRST_USES * (is_long and blocks.n_blocks >= MPI_BLOCKS)
 
+    def is_by_mpi(self, datatype: Datatype, count: int) -> bool:
+        """Whether MPI copies the items faster, from now on; see `move`."""
+        if self._uses_before_mpi:
+            self._use_mpi(datatype, count)
+        return self._is_by_mpi
+
     def move(
         self, memory: Bytes, packed: Bytes, unpack: bool, datatype: Datatype, count: int
     ) -> None:
@@ -115,14 +122,13 @@ class HostLayout:
 
         copier = mpi_copier(datatype, count, self.first)
         if copier is not None:
-            self._copier, self._view = copier, None
+            self._copier, self._view, self._is_by_mpi = copier, None, True
 
     def prepared(
         self, memory: Bytes, packed: Bytes, unpack: bool, datatype: Datatype, count: int
     ) -> Call:
         """Return a call that packs ``memory`` into ``packed``, or unpacks, whenever it is made; see `move`."""
-        if self._uses_before_mpi:
-            self._use_mpi(datatype, count)
+        self.is_by_mpi(datatype, count)
         return self._copier(memory, packed, unpack)
 
     def overlaps(self, datatype: Datatype, count: int) -> bool:

@@ -148,7 +148,7 @@ class StridedPlan:
     in_flight: int  # words that a thread loads before it stores the first word
     nbytes: int  # bytes moved
     tiled: int  # sum of the different sides in tiled regions; see `sides_of`
-    arrays: tuple[int, ...] = ()  # numbers of the arrays of bases 1, 2, ... of copies
+    arrays: tuple[int, ...] = ()  # base 1, 2, ... is the address of the array with this number
     table_bytes: int = TABLE_BYTES  # most bytes of a table in the kernel's parameters
 
     @property

@@ -28,6 +28,8 @@ class InPlaceChannel(Channel):
     channel owns ``link``.
     """
 
+    timeline = "wait=_ready.wait,copy=_move,wait=_read.wait"
+
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
         self._world, self._link = link.world, link
         self._epoch = 0

@@ -20,8 +20,14 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.odd_blocks import PartView
-from halox.paths.host.packed import add_all, packer_of, paired_places, places_of, views_of
+from halox.paths.host.packed import (
+    PartView,
+    add_all,
+    packer_of,
+    paired_places,
+    places_of,
+    views_of,
+)
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
@@ -58,6 +64,8 @@ class LocalHostChannel(Channel):
     so that the copies may be made at any time in between. They are made in the order of the parts, since a part may
     hold cells that an earlier part has received, and before anything is sent to other ranks.
     """
+
+    timeline = "copy=start"
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
@@ -131,6 +139,7 @@ class LocalDeviceChannel(MovableChannel):
     """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
 
     needs_host = False
+    timeline = "launch=start"
 
     def __init__(self, job: Job, device: int) -> None:
         self._movable = [copying(job, [*job.pairs()], device), *clearing_of(job, device)]

@@ -40,6 +40,7 @@ class Draft:
     sends: tuple[Message, ...]  # in ascending order of (peer, tag), like the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
+    title: str = ""  # of the operation in the report
     names: tuple[str, ...] = ()  # of the arrays in the report; by default their dtypes and shapes
     # For each array the number of its field in the grid, 0 if the grid did not make it: the same on all ranks.
     numbers: tuple[int, ...] = ()

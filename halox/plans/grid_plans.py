@@ -37,21 +37,14 @@ class GridPlans:
         self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
         self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
-        self._fixed_axes: dict[Any, tuple[int, ...]] = {}  # by the arguments of earlier calls
+        self._fixed_axes: dict[str, tuple[int, ...]] = {}  # by the text of earlier arguments
 
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
         try:
-            return key, self._fixed_axes[axes]
-        except (KeyError, TypeError):  # new, or unhashable
-            pass
-        try:
-            fixed = self._fixed(axes)
+            return key, self._fixed(axes)
         except FieldError:
             return key, None
-        if isinstance(axes, (str, int, tuple)):
-            self._fixed_axes[axes] = fixed
-        return key, fixed
 
     def of_call(
         self,
@@ -103,11 +96,13 @@ class GridPlans:
         fixed, key = self._fixed(axes), ("plan", domain.plans_made)
         read = [self._layouts.read(field, halo=True) for field in fields]
         is_same: Check = partial(check_same_arrays, read)
-        make = partial(self.add, "copy", path=path, axes=axes, check=is_same)
 
-        def find(others: tuple[object, ...]) -> CachedPlan:
-            known = self.cache.known.find(key, others) or self.cache.find(key, others)
-            return known or make(others, corners, key)
+        def find(others: tuple[object, ...], operation: Operation = "copy") -> CachedPlan:
+            kind = (operation, key)
+            known = self.cache.known.find(kind, others) or self.cache.find(kind, others)
+            return known or self.add(
+                operation, others, corners, kind, path=path, axes=axes, check=is_same
+            )
 
         if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
             pairs = zip(fields, read, strict=True)
@@ -124,7 +119,8 @@ class GridPlans:
         report = runner.report
         others = [row for row in report.rows if row.peer != report.rank]
         remote_us = max((row.predicted_us or math.inf for row in others), default=0.0)
-        return Plan(runner, Loops(read, every, overlap, find, fixed, remote_us), stores)
+        loops = Loops(read, every, overlap, find, fixed, remote_us)
+        return Plan(runner, loops, stores, domain)
 
     def make(
         self,
@@ -163,7 +159,8 @@ class GridPlans:
             if every == 1 and not fixed:
                 return draft
             # The plan compares these texts between ranks.
-            more = f", not along axes {fixed}" if fixed else f", every={every}"
+            moved = [name for n, name in enumerate(self._domain.labels.dims) if n not in fixed]
+            more = f", axes={tuple(moved)}" if fixed else f", every={every}"
             return replace(draft, specs=tuple(spec + more for spec in draft.specs))
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
@@ -174,4 +171,10 @@ class GridPlans:
 
     def _fixed(self, axes: object) -> tuple[int, ...]:
         """Return the grid axes along which an exchange leaves halos as they are."""
-        return () if axes is None else other_axes(axes, self._domain.labels.dims)
+        if axes is None:
+            return ()
+        text = repr(axes)  # True is no axis, but as a key of a dict it is 1
+        fixed = self._fixed_axes.get(text)
+        if fixed is None:
+            fixed = self._fixed_axes[text] = other_axes(axes, self._domain.labels.dims)
+        return fixed

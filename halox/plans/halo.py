@@ -41,8 +41,8 @@ def halo_draft(
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
     only faces. The halo along ``fixed`` grid axes is left out.
 
-    Raises `FieldError` if a field is read-only or cannot be accumulated, `DecompositionError` if a halo is wider than a
-    periodic axis, and `HaloxError` if ``HALOX_DEBUG_HALO`` is invalid.
+    Raises `FieldError` if a field is read-only or cannot be accumulated or a halo cannot be filled, and `HaloxError`
+    if ``HALOX_DEBUG_HALO`` is invalid.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []

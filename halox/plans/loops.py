@@ -21,7 +21,8 @@ Read: TypeAlias = Sequence[tuple[Described, FieldLayout]]
 Check: TypeAlias = Callable[[Read, bool], int]
 """Checks the fields of a new plan, with or without corners; returns the number of steps between exchanges."""
 
-Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Runner, Bound | None]]
+Find: TypeAlias = Callable[..., tuple[Runner, Bound | None]]
+"""Receives other arrays of the plan's layouts and an `Operation`, by default an exchange."""
 
 
 class Loops:
@@ -86,7 +87,7 @@ class Loops:
         return number
 
     def notes(self, exchange_us: float | None) -> tuple[str, ...]:
-        """Return sentences about the loops for a report; ``remote_us`` is the measured time of an exchange."""
+        """Return sentences about the loops for a report; ``exchange_us`` is its measured time."""
         notes = [
             f"overlap of field {field}, width {'of the halo' if width is None else width}: {overlap}"
             for (width, field), overlap in self._overlaps.items()

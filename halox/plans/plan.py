@@ -12,6 +12,7 @@ from halox.plans.runner import READY, Bound, Runner
 from halox.runtime.call_guard import Unique
 
 if TYPE_CHECKING:
+    from halox.domain import Domain
     from halox.paths.peer.stores import StoreChannel
     from halox.plans.loops import Loops
     from halox.plans.regions import Cells
@@ -33,6 +34,8 @@ class Plan(Unique):
         Payload that this rank sends to other ranks in one exchange.
     messages_sent : int
         Number of messages that this rank sends to other ranks in one exchange.
+    domain : Domain or None
+        `Grid.domain` of a plan that a grid made.
 
     Raises
     ------
@@ -66,10 +69,10 @@ class Plan(Unique):
 
     On a GPU an exchange runs after the work that CuPy's current stream holds at the call, and before the work that is
     put on that stream later. Calls on changing streams run in sequence; nothing else orders streams. On the
-    peer, nccl and local paths a call returns at once. On these paths, and on scatter_gather/copy_engine where the
-    driver allows it, a call can be captured in a CUDA graph and replayed: make the plan before the capture, make
-    equally many exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part
-    in an exchange, and a call under capture is refused before anything is put on the stream.
+    peer, nccl and local paths a call returns at once. On these paths a call can be captured in a CUDA graph and
+    replayed: make the plan before the capture, make equally many exchanges on all ranks, and never replay on two
+    streams at once. On the other paths the host takes part in an exchange, and a call under capture is refused before
+    anything is put on the stream.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class Plan(Unique):
         runner: Runner,
         loops: Loops | None = None,
         make_stores: Callable[..., StoreChannel] | None = None,
+        domain: Domain | None = None,
     ) -> None:
-        self._runner, self._loops = runner, loops
+        self._runner, self._loops, self.domain = runner, loops, domain
         self._make_stores = make_stores
         self._stores: StoreChannel | None = None
         report = runner.report
@@ -98,6 +102,14 @@ class Plan(Unique):
             runner.run(bound)
         else:
             self._runner.run()
+
+    def accumulate(self, *fields: FieldLike) -> None:
+        """Add halo values to the cells of their owners, and clear them: the adjoint of the plan's exchange.
+
+        Arguments are the same as for ``plan(*fields)``; the plan must be one of `Grid.plan`. See `Grid.accumulate`.
+        """
+        runner, bound = self._get_loops().find(fields or self._runner.arrays, "add")
+        runner.run(bound)
 
     def _find(self, fields: tuple[object, ...]) -> tuple[Runner, Bound | None]:
         """Return the runner that exchanges the arrays of a call of this plan, and its argument."""

@@ -95,7 +95,7 @@ class Report:
     ----------
     rank : int
         Rank of this process.
-    operation : {"exchange", "accumulation"}
+    operation : {"exchange", "accumulation", "transpose"}
         Operation of the plan.
     arrays : tuple of str
         Descriptions of the arrays.
@@ -127,7 +127,6 @@ class Report:
         return f"rank {self.rank}: {self.operation} of {', '.join(self.arrays) or 'nothing'}"
 
     def _lines(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, one line per message."""
         return [
             (
                 str(row.peer),

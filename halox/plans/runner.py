@@ -24,7 +24,7 @@ from halox.runtime.finalizing import FORKED, keep
 from halox.runtime.world import World
 
 _MemoryAt: TypeAlias = Callable[[int], memoryview]
-"""Memory at an address, or an array of ctypes, which NumPy accepts, too."""
+"""Makes an array of bytes at an address: the method ``from_address`` of a ctypes array."""
 
 READY, STARTED, RUNNING, FAILED, CLOSED = range(5)
 _MOST_BOUND = 32
@@ -151,12 +151,10 @@ class Runner:
         self._life.arrays = self.arrays or arrays
 
     def finish(self) -> None:
-        """End an exchange."""
         self.run(self._bound, self._finish)
         self._life.arrays = ()
 
     def fill_walls(self, bound: Bound | None = None) -> None:
-        """Fill only the halo beyond walls."""
         self.call([channel.fill for channel in self._channels], _UNFINISHED, bound)
 
     def call(self, steps: Sequence[Step], misuse: str, bound: Bound | None = None) -> None:

@@ -225,5 +225,6 @@ def transpose_draft(source: TransposeEnd, target: TransposeEnd, walk: Sequence[i
         described,
         fuse("send", ((o.peer, 0, part(0, source, o)) for o in source.overlaps)),
         fuse("receive", ((o.peer, 0, part(1, target, o)) for o in target.overlaps)),
+        title="transpose",
         names=(" into ".join(map(str, described)),),
     )

@@ -74,10 +74,10 @@ class FieldWalls:
         """Return the global indices of the cells that a fill writes, one array per grid axis; periodic axes wrap."""
         first = fill.along.array_axis - fill.along.axis
         per_axis = []
-        for axis, along in enumerate(self.walls.axes):
+        for axis, points in enumerate(self.walls.extents):
             cut = fill.box[first + axis]
             indices = xp.arange(cut.start, cut.stop) + self.origin[axis]
-            per_axis.append(indices % along.points if self.walls.periodic[axis] else indices)
+            per_axis.append(indices % points if self.walls.periodic[axis] else indices)
         return tuple(xp.ix_(*per_axis))
 
 

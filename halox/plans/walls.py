@@ -91,6 +91,7 @@ class WallChannel(Channel):
     """
 
     is_movable = True
+    timeline = "walls=start,walls=finish,walls=fill"
 
     def __init__(
         self,

@@ -28,7 +28,6 @@ class Cells:
 
     @property
     def dtype(self) -> DType:
-        """Dtype of a cell."""
         return self.described.dtype
 
     def view(self) -> Any:

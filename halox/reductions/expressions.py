@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.decomposition import FieldLayout, second_images
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError
 from halox.reductions.cells import Cells, owned_cells, profile_of
@@ -337,11 +338,12 @@ class Request:
     outs: tuple[Any, ...]
     named: Mapping[str, Any]
     is_exact: bool = False  # sums are reproducible
+    is_unique: bool = False  # sums leave out second images of points
 
     @property
     def title(self) -> tuple[object, ...]:
         """Key of the reductions with these texts."""
-        return ("expressions", self.is_exact, *self.ops, *self.texts)
+        return ("expressions", self.is_exact, self.is_unique, *self.ops, *self.texts)
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the arrays of the call, by which later calls find its launch."""
@@ -404,7 +406,7 @@ class Typed:
     names: tuple[str, ...]  # of the cells: fields and profiles
     cells: list[Cells]
     arrays: list[Any]  # of shape (), on the GPU
-    axes: list[tuple[int, int]]  # of indices: the array's axis, index of this rank's first cell
+    axes: list[tuple[int, int]]  # of each index: axis in the array, this rank's first index
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:
@@ -414,7 +416,6 @@ class Typed:
 
     @property
     def inputs(self) -> int:
-        """Number of the program's inputs."""
         return len(self.cells) + len(self.arrays) + len(self.axes)
 
 
@@ -435,6 +436,10 @@ def typed(request: Request, domain: Domain) -> Typed:
         if name not in used:
             raise FieldError(f"{name} is not in the expression; leave it out, or use it")
     for name in sorted(used):
+        if name in ("op", "out", "axis", "reproducible"):
+            raise FieldError(
+                f"expression: {name!r} is a parameter of the call; give the field or number another name"
+            )
         if name not in named and name not in indices:
             raise FieldError(
                 f"expression: the name {name!r} is not given; give it as a keyword, {name}=...; indices are "
@@ -456,6 +461,18 @@ def typed(request: Request, domain: Domain) -> Typed:
                 f"{name} and {fields[0]} have unlike layouts ({spec}; {specs[0]}); give fields of the same components, "
                 "staggering and parity"
             )
+        if request.is_unique and spec.positions != specs[0].positions:
+            raise FieldError(
+                f"unique: the points of {name} and {fields[0]} are at other places of their cells ({spec}; {specs[0]})"
+            )
+    trees = [tree for tree, _ in parsed]
+    if request.is_unique and (text := _second_images(cells[0].layout, [*indices])):
+        second, names = parse(text)
+        used |= names
+        trees = [
+            tree if op in ("min", "max") else ("where", second, ("number", 0), tree)
+            for tree, op in zip(trees, request.ops, strict=True)
+        ]
     before, owned = len(specs[0].components_before), cells[0].layout.owned
     axes = [(before + axis, owned[axis].start) for name, axis in indices.items() if name in used]
     if (axes or profiles) and specs[0].parity is not None:
@@ -474,7 +491,7 @@ def typed(request: Request, domain: Domain) -> Typed:
             )
     inputs |= {name: np.dtype("i8") for name in indices if name in used}
     scalars = {name: named[name] for name, kind in kinds.items() if kind == "scalar"}
-    program = Program([tree for tree, _ in parsed], inputs, scalars)
+    program = Program(trees, inputs, scalars)
     values = [program.dtypes[register] for register in program.results]
     found = [
         find_field_operation(op, (dtype,), request.is_exact)
@@ -496,8 +513,19 @@ def typed(request: Request, domain: Domain) -> Typed:
         tuple(dtype for _, dtype in found),
         *(fields, cells, [named[name] for name in pointers], axes),
         f"{', '.join(map(str, ops))} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
-        f"{specs[0]}",
+        f"{specs[0]}, unique={request.is_unique}",
     )
+
+
+def _second_images(layout: FieldLayout, indices: Sequence[str]) -> str:
+    """Return the condition of points that are images of other ones, an expression of the indices; or ""."""
+    first = len(layout.spec.components_before)
+    boxes = []
+    for box in second_images(layout):
+        cuts = zip(indices, box, layout.global_shape[first:], strict=False)
+        ends = [(name, *cut) for name, cut, points in cuts if cut != (0, points)]
+        boxes.append(" & ".join(f"({a} <= {name}) & ({name} < {b})" for name, a, b in ends))
+    return " | ".join(boxes)
 
 
 def _cells(name: str, field: Any, domain: Domain) -> Cells:

@@ -28,7 +28,6 @@ class FieldOperation:
     is_exact: bool = False  # sums are exact, and rounded once
 
     def __str__(self) -> str:
-        """Return the name, as errors show it."""
         return f"reproducible {self.name}" if self.is_exact else self.name
 
     @property

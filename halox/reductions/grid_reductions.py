@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from halox.domain import Domain
@@ -48,10 +47,12 @@ class GridReductions:
     def reduce(
         self,
         expression: str | dict[Any, str],
+        /,
         op: str | dict[Any, str] = "sum",
         out: Any = None,
         *,
         reproducible: bool | None = None,
+        unique: bool = False,
         **named: Any,
     ) -> Any:
         """Reduce expressions of fields to one value each; reads each field once, and makes no temporary fields.
@@ -70,11 +71,13 @@ class GridReductions:
             The same as for `sum`.
         reproducible : bool, optional
             The same as for `sum`. Each sum of floats of a dict is then a separate reduction.
+        unique : bool
+            The same as for `sum`.
         **named
             Fields and scalars in the expression: at most 16 fields, of one layout except for their halos; numbers,
             NumPy arrays of shape (), and on a GPU CuPy arrays of shape (). Also profiles, ``("x", numbers)``: an array
             along an axis of the whole grid, on the fields' device, which counts as a field. All ranks must give equal
-            scalars and profiles. A parameter of the method, such as ``out``, cannot be a name.
+            scalars and profiles. ``out`` and other parameters of the method cannot be names.
 
         Returns
         -------
@@ -106,15 +109,17 @@ class GridReductions:
         np.float64(96.0)
         {'n': np.int64(12), 'most': np.float64(3.0)}
         """
-        return self._expressions("reduce", expression, op, out, reproducible, named)
+        return self._expressions("reduce", expression, op, out, reproducible, named, unique=unique)
 
     def sum(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         reproducible: bool | None = None,
+        unique: bool = False,
         **named: Any,
     ) -> Any:
         """Return the sum over the whole field, components included, or over some grid axes; halo left out.
@@ -132,6 +137,9 @@ class GridReductions:
         reproducible : bool, optional
             Whether the sum of floats is exact and rounded once (docs/allreduce.md): the same bits on any number of
             ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
+        unique : bool
+            Whether points that have two indices, on the line of a fold (`Connection`), are counted once, at the index
+            from which exchanges copy them; not with ``axis``. An array that is not declared has its points at centers.
         **named
             Fields and scalars of an expression; not with ``axis``.
 
@@ -164,9 +172,16 @@ class GridReductions:
         reduction works like a `halox.Allreduce` of one element.
         """
         if axis is None:
-            if named or isinstance(field, str):
-                return self._expressions("sum", field, "sum", out, reproducible, named)
+            if unique or named or isinstance(field, str):
+                return self._expressions(
+                    "sum", field, "sum", out, reproducible, named, unique=unique
+                )
             return self._reduce("sum", out, field, reproducible=reproducible)
+        if unique:
+            error = FieldError(
+                "unique: sums over some axes count all points; leave out axis or unique"
+            )
+            self._reductions.refuse("sum", error)
         if self._is_exact("sum", reproducible):
             self._reductions.refuse(
                 "sum",
@@ -180,9 +195,11 @@ class GridReductions:
     def mean(
         self,
         field: FieldLike | str,
+        /,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         reproducible: bool | None = None,
+        unique: bool = False,
         **named: Any,
     ) -> Any:
         """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
@@ -198,13 +215,13 @@ class GridReductions:
         ...     grid.mean(u), grid.mean(u, axis=1)
         (np.float64(1.5), array([0., 1., 2., 3.]))
         """
-        from halox.reductions.statistics import array_axes
+        from halox.reductions.statistics import array_axes, number_of_points
 
-        total = self.sum(field, axis=axis, reproducible=reproducible, **named)
+        total = self.sum(field, axis=axis, reproducible=reproducible, unique=unique, **named)
         one = next((each for each in named.values() if getattr(each, "shape", ())), field)
         layout = self.domain.layouts.find(one)
         axes = array_axes(layout, axis, self.domain.labels.dims)
-        return total / prod(layout.global_shape[n] for n in axes)
+        return total / number_of_points(layout, axes, unique)
 
     def std(self, field: FieldLike) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
@@ -283,63 +300,65 @@ class GridReductions:
     def min(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        if axis is not None:
-            return self._over_axes("min", field, axis, out, named)
-        if named or isinstance(field, str):
-            return self._expressions("min", field, "min", out, False, named)
-        return self._reduce("min", out, field)
+        return self._extreme("min", field, out, axis, named)
 
     def max(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         axis: int | str | Sequence[int | str] | None = None,
         **named: Any,
     ) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        if axis is not None:
-            return self._over_axes("max", field, axis, out, named)
-        if named or isinstance(field, str):
-            return self._expressions("max", field, "max", out, False, named)
-        return self._reduce("max", out, field)
+        return self._extreme("max", field, out, axis, named)
 
     def norm(
         self,
         field: FieldLike | str,
+        /,
         out: Any = None,
         *,
         reproducible: bool | None = None,
+        unique: bool = False,
         **named: Any,
     ) -> Any:
         """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
-        if named or isinstance(field, str):
-            return self._expressions("norm", field, "norm", out, reproducible, named)
+        if unique or named or isinstance(field, str):
+            return self._expressions("norm", field, "norm", out, reproducible, named, unique=unique)
         return self._reduce("norm", out, field, reproducible=reproducible)
 
     def dot(
         self,
         field: FieldLike | str,
         other: FieldLike | str,
+        /,
         out: Any = None,
         *,
         reproducible: bool | None = None,
+        unique: bool = False,
         **named: Any,
     ) -> Any:
         """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
 
         Both fields must have the same layout, or both arguments are expressions. Otherwise the same as `sum`.
         """
+        if unique and not (named or isinstance(field, str) or isinstance(other, str)):
+            named, field, other = {"field": field, "other": other}, "field", "other"
         if isinstance(field, str) and isinstance(other, str):
             text = f"conj(wide({field}\n)) * wide({other}\n)"
             parts = field, other
-            return self._expressions("dot", text, "sum", out, reproducible, named, parts)
+            return self._expressions(
+                "dot", text, "sum", out, reproducible, named, parts, unique=unique
+            )
         if named or isinstance(field, str) or isinstance(other, str):
             error = FieldError("dot: give two fields; or two expressions, and fields by keyword")
             self._reductions.refuse("dot", error)
@@ -389,6 +408,14 @@ class GridReductions:
                 return result if out is None else out
         return self._reductions.array(op, array, out, is_exact)
 
+    def _extreme(self, op: str, field: Any, out: Any, axis: Any, named: dict[str, Any]) -> Any:
+        """Reduce a field or an expression to its "min" or "max"."""
+        if axis is not None:
+            return self._over_axes(op, field, axis, out, named)
+        if named or isinstance(field, str):
+            return self._expressions(op, field, op, out, False, named)
+        return self._reduce(op, out, field)
+
     def _over_axes(self, op: str, field: Any, axis: Any, out: Any, named: dict[str, Any]) -> Any:
         """Reduce a field over some grid axes."""
         if named or isinstance(field, str):
@@ -408,11 +435,15 @@ class GridReductions:
         reproducible: object,
         named: dict[str, Any],
         parts: tuple[str, ...] = (),
+        *,
+        unique: bool = False,
     ) -> Any:
         """Reduce one expression, or a dict of expressions; ``call`` is the method that was called.
 
-        ``parts`` are the user's texts if ``text`` is composed of them.
+        ``parts`` are the user's texts if ``text`` is composed of them. Other methods than `reduce` may give a field.
         """
+        if call != "reduce" and not (named or isinstance(text, str)):
+            text, named = "field", {"field": text}
         if isinstance(text, str):
             kind, outs = (text, op), () if out is None else (out,)
         else:
@@ -420,7 +451,7 @@ class GridReductions:
             is_dict = isinstance(out, dict) and isinstance(text, dict)
             outs = tuple(map(out.get, text)) if is_dict else (out,) * (out is not None)
         values = tuple(named.values())
-        key = (call, *kind, reproducible, *named, *map(kind_of, values))
+        key = (call, *kind, reproducible, unique, *named, *map(kind_of, values))
         arrays = *arrays_in(values), *outs
         launch = self._of_fields.find(key, arrays)
         if launch is not None:
@@ -435,9 +466,10 @@ class GridReductions:
             self._reductions.refuse(call, error)
         is_exact = self._is_exact(call, reproducible)
         if request.keys is None or not is_exact:
-            return self._reductions.expressions(replace(request, is_exact=is_exact), key)
+            request = replace(request, is_exact=is_exact, is_unique=unique)
+            return self._reductions.expressions(request, key)
         return {
-            key: self._expressions(call, *each, reproducible, own)
+            key: self._expressions(call, *each, reproducible, own, unique=unique)
             for key, each, own in parted(request)
         }
 

@@ -64,7 +64,6 @@ class Operation:
     )
 
     def __str__(self) -> str:
-        """Return the name, as errors show it."""
         return f"reproducible {self.name}" if self.is_exact else self.name
 
     def fold(self, total: Array, values: Sequence[Array]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.decomposition import FieldLayout
+from halox.decomposition import FieldLayout, second_images
 from halox.decomposition.blocks import blocks
 from halox.decomposition.normalise import axis_number
 from halox.domain import Domain
@@ -48,6 +48,16 @@ def over_axes(
 
     whole, _ = _of_cells(domain, "sum over axes", field, part)
     return allreduce(whole, op)[()]
+
+
+def number_of_points(layout: FieldLayout, axes: Sequence[int], unique: bool) -> int:
+    """Return the points along some axes of a field's array, components included; if ``unique`` without images."""
+    points = prod(layout.global_shape[n] for n in axes)
+    if unique:
+        of_point = prod(layout.spec.components_before + layout.spec.components_after)
+        images = [prod(past - first for first, past in box) for box in second_images(layout)]
+        points -= of_point * sum(images)
+    return points
 
 
 def array_axes(layout: FieldLayout, axis: object, dims: Sequence[str]) -> tuple[int, ...]:

@@ -531,7 +531,6 @@ class Communicator:
     # Life
 
     def set_limit(self, limit_s: float) -> None:
-        """Set the time limit of waits, in seconds; 0 means no limit."""
         self.waiter = Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
 
     def add_user(self, kind: str) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
 from halox.domain.domain import domain_of
-from halox.errors import FieldError, StateError
+from halox.errors import FieldError, MismatchError, StateError
 from halox.io.gather_scatter import PART_BYTES, root_of
 from halox.reductions.grid_reductions import GridReductions
 from halox.runtime.arrays import Array, Described, as_ndarray
@@ -261,8 +261,9 @@ class Points(Unique):
         """Return the values of all points in all recorded steps, and begin a new record. Collective; blocks.
 
         All ranks get them, or only ``root``, and other ranks None. They are an array on the host, with the result of
-        `get` in a row for each step; a tuple of arrays if several fields were recorded. `StateError` if nothing was
-        recorded; `MismatchError` also if ranks recorded other fields, or other numbers of steps.
+        `get` in a row for each step; a tuple of arrays if several fields were recorded. `StateError` if a rank has
+        recorded nothing; `MismatchError` also if ranks recorded other fields, or other numbers of steps. A new record
+        begins after these errors, too.
         """
 
         def prepare() -> tuple[tuple[list[Array], list[Array]], dict[str, object]]:
@@ -278,7 +279,12 @@ class Points(Unique):
             return found, {"root": root, "the number of steps": steps, "the fields": kinds}
 
         self._world.begin("collect")
-        own, wholes = self._world.attempt(prepare, "a call of Points.collect", alike=True)
+        try:
+            own, wholes = self._world.attempt(prepare, "a call of Points.collect", alike=True)
+        except (StateError, MismatchError):
+            # The ranks' records do not fit together in later calls either.
+            self._steps, self._records = 0, []
+            raise
         mine = self.owners == self._world.rank
         for number, values in enumerate(own):
             shape = (len(self), *values.shape[2:])

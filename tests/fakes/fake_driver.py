@@ -86,12 +86,6 @@ class FakeDriver:
     def cuMemcpy3DAsync(self, copy, stream):
         return self._called("cuMemcpy3DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
 
-    def cuStreamBatchMemOp(self, stream, count, steps, flags):
-        nbytes = 48  # sizeof(CUstreamBatchMemOpParams)
-        raw = b"".join(ctypes.string_at(step.getPtr(), nbytes) for step in steps)
-        arguments = ctypes.c_uint64(stream), ctypes.c_uint(count), ctypes.c_char_p(raw)
-        return self._called("cuStreamBatchMemOp_v2", *arguments, ctypes.c_uint(flags))
-
     def cuMemGetHandleForAddressRange(self, address, nbytes, kind, flags):
         wanted = self._types.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
         assert kind == wanted and not flags
@@ -156,7 +150,7 @@ def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator
     fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
     fake.counts()
     fake["version"] = version
-    for name in ("next_error", "calls_words", "kind", "managed", "ordinal", "allocation_bytes"):
+    for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
         fake[name] = 0
     dmabuf._needs_flush.cache_clear()
     try:

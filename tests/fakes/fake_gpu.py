@@ -12,7 +12,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -38,11 +38,10 @@ Clock = dict[Queue, int]
 
 @dataclass
 class Op:
-    """A piece of work on a stream: a kernel, a sequence of words, the record of an event, or a wait for an event.
+    """A piece of work on a stream: a kernel, the record of an event, or a wait for an event.
 
     ``steps`` of a kernel are ("copy", source, target), ("add", source, target, dtype), ("fill", target, bytes) and
-    ("expect", source, bytes), with the address of every byte. ``steps`` of "words" are ("wait", address, value) and
-    ("write", address, value), in order.
+    ("expect", source, bytes), with the address of every byte.
     """
 
     kind: str
@@ -225,16 +224,6 @@ class FakeGpu:
                 count[at] += 1
             self.log.append(Op(op.kind, stream, self.epoch, op.steps, (event, int(count[at]))))
 
-    def words(self, steps: Any, device: int) -> Any:
-        """Take the place of `PreparedWords`."""
-        found = [tuple(step) for step in steps]
-
-        def launch(stream: int) -> None:
-            if found:
-                self._put(Op("words", stream, self.epoch, found))
-
-        return SimpleNamespace(launch=launch)
-
     def run(self, steps: list[tuple[Any, ...]], stream: int | None = None) -> None:
         """Put a kernel on a stream, by default the current stream."""
         self._put(Op("kernel", stream or self.current.ptr, self.epoch, steps))
@@ -327,22 +316,18 @@ def judge(logs: list[list[Op]], seeds: int = 4) -> None:
 
 
 class Work:
-    """Work on the streams of all ranks, to run in many orders, or in all.
+    """Work on the streams of all ranks, to run in many orders.
 
-    ``without`` omits an operation, given by rank and index in the log, or one of its steps of words. With ``one_queue``
-    all streams of a rank share a hardware queue, in the order in which work was enqueued.
+    ``without`` omits an operation, given by rank and index in the log.
 
-    Events determine an order of the work. Words do not: a wait ends as soon as any stream has written the value. So
-    each stream has a vector clock: after a wait it knows all work that the writer of the word, or the record of the
-    event, knew. If two kernels access the same bytes and one writes, the later kernel must know the earlier kernel.
+    Each stream has a vector clock: after a wait it knows all work that the record of the event knew. If two kernels
+    access the same bytes and one writes, the later kernel must know the earlier kernel.
     """
 
     def __init__(
         self,
         logs: list[list[Op]],
-        without: tuple[int, ...] | None = None,
-        *,
-        one_queue: bool = False,
+        without: tuple[int, int] | None = None,
     ) -> None:
         self.ops: list[Op] = []
         self.owners: list[Queue] = []
@@ -350,14 +335,12 @@ class Work:
         self._records: dict[tuple[int, int], int] = {}
         for rank, log in enumerate(logs):
             for at, op in enumerate(log):
-                if without is not None and (rank, at) == without[:2]:
-                    if len(without) == 2:
-                        continue
-                    op = replace(op, steps=op.steps[: without[2]] + op.steps[without[2] + 1 :])
+                if (rank, at) == without:
+                    continue
                 number = len(self.ops)
                 self.ops.append(op)
                 self.owners.append((rank, op.stream))
-                self._queues[rank, 0 if one_queue else op.stream].append(number)
+                self._queues[rank, op.stream].append(number)
                 if op.kind == "record":
                     self._records[op.event] = number
 
@@ -368,8 +351,7 @@ class Work:
     def run(self, seed: int, *, values: bool = True) -> None:
         """Run all work in a random order, in which some streams run far ahead; assert its order and its values."""
         rng, memory, masks = random.Random(seed), Memory(), self._masks()
-        next_op, next_step = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
-        words: dict[int, tuple[int, Clock]] = defaultdict(lambda: (0, {}))
+        next_op = dict.fromkeys(self._queues, 0)
         recorded: dict[int, Clock] = {}
         known: dict[Queue, Clock] = {owner: {} for owner in self.owners}
         ran: list[tuple[int, Queue, int]] = []
@@ -380,12 +362,7 @@ class Work:
             if next_op[queue] == len(self._queues[queue]):
                 return False
             op = self.ops[self._queues[queue][next_op[queue]]]
-            if op.kind == "wait":
-                return self._records[op.event] in recorded
-            if op.kind != "words" or not op.steps:
-                return True
-            kind, address, value = op.steps[next_step[queue]]
-            return kind == "write" or words[address][0] == value
+            return op.kind != "wait" or self._records[op.event] in recorded
 
         while left:
             if rng.random() < 0.05:
@@ -395,17 +372,7 @@ class Work:
             number = self._queues[queue][next_op[queue]]
             op, owner = self.ops[number], self.owners[number]
             clock = known[owner]
-            if op.kind == "words" and op.steps:
-                kind, address, value = op.steps[next_step[queue]]
-                if kind == "wait":
-                    _join(clock, words[address][1])
-                else:
-                    assert words[address][0] != value, "a flag is set twice before it is taken"
-                    words[address] = value, dict(clock)
-                next_step[queue] += 1
-                if next_step[queue] < len(op.steps):
-                    continue
-            elif op.kind == "wait":
+            if op.kind == "wait":
                 _join(clock, recorded[self._records[op.event]])
             elif op.kind == "record":
                 recorded[number] = dict(clock)
@@ -420,63 +387,7 @@ class Work:
                 if values:
                     memory.run(op, self._text(number))
             next_op[queue] += 1
-            next_step[queue] = 0
             left -= 1
-        assert not any(value for value, _ in words.values()), "a flag was not taken"
-
-    def explore(self) -> int:
-        """Visit all states that some order of words and events reaches, and return their number; none may deadlock."""
-        steps: list[list[tuple[str, int, int]]] = []
-        events: dict[int, tuple[int, int]] = {}
-        for place, queue in enumerate(self._queues.values()):
-            steps.append([])
-            for number in queue:
-                op = self.ops[number]
-                if op.kind == "words":
-                    steps[-1] += [(kind, address, value) for kind, address, value in op.steps]
-                elif op.kind == "record":
-                    events[number] = place, len(steps[-1]) + 1
-                    steps[-1].append(("record", number, 0))
-                elif op.kind == "wait":
-                    steps[-1].append(("event", self._records[op.event], 0))
-        addresses = sorted({a for queue in steps for k, a, _ in queue if k in ("wait", "write")})
-        word = {address: number for number, address in enumerate(addresses)}
-        ends = tuple(map(len, steps))
-
-        def settled(at: tuple[int, ...]) -> tuple[int, ...]:
-            """Advance all queues over records and event waits, since the order of events makes no difference."""
-            here, before = list(at), None
-            while here != before:
-                before = list(here)
-                for place, n in enumerate(ends):
-                    while here[place] < n and steps[place][here[place]][0] in ("record", "event"):
-                        kind, what, _ = steps[place][here[place]]
-                        if kind == "event" and here[events[what][0]] < events[what][1]:
-                            break
-                        here[place] += 1
-            return tuple(here)
-
-        found = {(settled((0,) * len(ends)), (0,) * len(addresses))}
-        todo = list(found)
-        while todo:
-            at, values = todo.pop()
-            moved = False
-            for place, here in enumerate(at):
-                kind, what, value = steps[place][here] if here < ends[place] else ("end", 0, 0)
-                if kind not in ("wait", "write"):
-                    continue
-                old = values[word[what]]
-                if kind == "wait" and old != value:
-                    continue
-                assert kind == "wait" or old != value, "a flag is set twice before it is taken"
-                moved = True
-                after = (*values[: word[what]], value, *values[word[what] + 1 :])
-                state = settled((*at[:place], here + 1, *at[place + 1 :])), after
-                if state not in found:
-                    found.add(state)
-                    todo.append(state)
-            assert moved or at == ends, "streams wait for one another for ever"
-        return len(found)
 
     def _text(self, number: int) -> str:
         op = self.ops[number]

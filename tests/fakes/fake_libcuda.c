@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { INVALID_VALUE = 1, CAPTURE_UNSUPPORTED = 900 };
 enum { MAX_PITCH = 2147483647, UNIFIED = 4 };
@@ -45,7 +44,7 @@ typedef struct {
 } Copy3D;
 
 /* Variables that the tests read and set. */
-int calls_1d, calls_2d, calls_3d, calls_words, next_error;
+int calls_1d, calls_2d, calls_3d, next_error;
 int kind, managed, ordinal, version = 13000, launches;
 unsigned launched[9];
 uint32_t launched_number;
@@ -114,45 +113,6 @@ int cuMemcpy3DAsync_v2(const Copy3D *c, uint64_t stream)
         for (size_t y = 0; y < c->Height; y++)
             copy(c->dstDevice + (z * c->dstHeight + y) * c->dstPitch,
                  c->srcDevice + (z * c->srcHeight + y) * c->srcPitch, c->WidthInBytes);
-    return 0;
-}
-
-/* An operation on memory in a batch: kind 1 waits for a 32-bit word, kind 2 writes one. */
-typedef union {
-    unsigned kind;
-    struct {
-        unsigned kind;
-        uint64_t address;
-        union {
-            uint32_t value;
-            uint64_t value64;
-        };
-        unsigned flags;
-        uint64_t alias;
-    } word;
-    uint64_t pad[6];
-} MemOp;
-
-/* Executes the batch immediately, even in a capture; a wait for equality (flag 1) is an error after two minutes. */
-int cuStreamBatchMemOp_v2(uint64_t stream, unsigned count, const MemOp *ops, unsigned flags)
-{
-    int error = refused(stream);
-    if (error) return error;
-    if (!count || count > 255 || flags) return INVALID_VALUE;
-    calls_words++;
-    for (unsigned i = 0; i < count; i++) {
-        uint32_t *word = (uint32_t *)(uintptr_t)ops[i].word.address;
-        if (ops[i].kind == 2 && !ops[i].word.flags) {
-            __atomic_store_n(word, ops[i].word.value, __ATOMIC_SEQ_CST);
-            continue;
-        }
-        if (ops[i].kind != 1 || ops[i].word.flags != 1) return INVALID_VALUE;
-        struct timespec pause = {0, 50000};
-        for (int tries = 0; __atomic_load_n(word, __ATOMIC_SEQ_CST) != ops[i].word.value; tries++) {
-            if (tries == 2400000) return INVALID_VALUE;
-            nanosleep(&pause, NULL);
-        }
-    }
     return 0;
 }
 

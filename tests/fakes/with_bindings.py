@@ -21,7 +21,6 @@ from halox.runtime.gpu import driver, launch  # noqa: E402
 from halox.runtime.gpu.copies import PreparedMemcpy  # noqa: E402
 from halox.runtime.gpu.driver import MemoryKind, memory_kind  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
-from halox.runtime.gpu.stream_words import PreparedWords, WordStep  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7
 
@@ -61,12 +60,6 @@ for prepared, expected in (
         assert variable("last_stream", ctypes.c_uint64).value == stream
 counts = [variable(f"calls_{kind}").value for kind in ("1d", "2d", "3d")]
 assert counts == [2, 2, 2], "every copy was launched twice"
-
-# Writes and waits of words, in order.
-words = np.zeros(2, np.uint32)
-steps = [WordStep(kind, words.ctypes.data, n) for n in (3, 4) for kind in ("write", "wait")]
-PreparedWords([*steps, WordStep("write", words.ctypes.data + 4, 9)], 0).launch(STREAM)
-assert words.tolist() == [4, 9] and variable("calls_words").value == 1
 
 # Errors name the driver's function.
 rows = PreparedMemcpy(8, 2, target_pitch=7, source_pitch=8)

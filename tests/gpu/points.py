@@ -103,6 +103,11 @@ def check_statistics(comm: MPI.Intracomm) -> list[str]:
             and comm.size == 1
         ):
             wrong.append("std of a large mean")
+        own = grid.interior(u)
+        own[...] -= 1e9
+        own[tuple(n // 2 for n in own.shape)] = 1e9
+        if comm.size == 1 and not np.isclose(grid.std(u), _host(own).std(), rtol=1e-12):
+            wrong.append("std with an outlier in the middle")
         grid.interior(u)[(0,) * 3] = cupy.nan
         if grid.argmin(u) != (0, 0, 0) or not np.isnan(grid.std(u)):
             wrong.append("NaN")

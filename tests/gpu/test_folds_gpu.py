@@ -57,6 +57,16 @@ def test_in_a_graph() -> None:
     grid.close()
 
 
+def test_unique_points() -> None:
+    """Of the 6 points on the line of the fold, 3 are images of the others."""
+    connect = {(0, "high"): halox.Connection(flip=1)}
+    with halox.Grid((8, 6), connect=connect, comm=MPI.COMM_SELF, device="gpu") as grid:
+        u = grid.ones(components=2, staggered=0)
+        sums = [grid.sum(u), grid.sum(u, unique=True), grid.sum(u, reproducible=True, unique=True)]
+        assert [float(one) for one in sums] == [108, 102, 102]
+        assert float(grid.dot(u, u, unique=True)) == 102 and float(grid.mean(u, unique=True)) == 1
+
+
 def test_the_example() -> None:
     program = runpy.run_path(str(EXAMPLE))["main"]
     assert program(["--cells", "24", "72", "--device", "gpu"]) < 1e-12

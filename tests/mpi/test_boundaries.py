@@ -308,7 +308,8 @@ def test_functions_made_anew_are_not_kept(way: str, comm: MPI.Intracomm) -> None
         assert agree(sum(one() is not None for one in functions) < 5, comm)
 
 
-def test_indices_of_a_function_wrap_along_periodic_axes(comm: MPI.Intracomm) -> None:
+@pytest.mark.parametrize("axis", [0, 1])
+def test_indices_of_a_function_wrap_along_periodic_axes(axis: int, comm: MPI.Intracomm) -> None:
     """A deep halo is filled by the global indices of its cells, so that steps have the bits of single exchanges."""
     seen = []
 
@@ -317,6 +318,7 @@ def test_indices_of_a_function_wrap_along_periodic_axes(comm: MPI.Intracomm) -> 
         slab[...] = np.sin(indices[1]) + 0 * indices[0]
 
     options: dict[str, Any] = {"periodic": (False, True), "boundary": (fill, None), "halo": 2}
+    options["proc_shape"] = (1, comm.size) if axis else (comm.size, 1)
     with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", **options) as grid:
         u, v, w = (grid.random(1) for _ in range(3))
 
@@ -369,7 +371,12 @@ def test_accumulate_in_another_byte_order(dtype: str, comm: MPI.Intracomm) -> No
         ({}, {"boundary": "antisymmetric", "dtype": "u4"}),
         ({}, {"boundary": ("constant", 1j)}),
         ({}, {"boundary": ("gradient", 0.5), "dtype": "i4"}),
-        ({"shape": (3, 3), "halo": 3}, {"boundary": "reflect"}),
+        ({"shape": (3, 3), "halo": 3}, {"boundary": (("reflect", "edge"), None)}),
+        (
+            {"shape": (2, 3), "halo": 3},
+            {"boundary": (("antisymmetric", ("antisymmetric", 1)), None)},
+        ),
+        ({"shape": (1, 3)}, {"boundary": ("antireflect", None)}),
         ({"shape": (1, 4)}, {"boundary": "extrapolate"}),
     ],
 )

@@ -52,6 +52,12 @@ def make_grid(comm: World, shape: Any = None, **options: Any) -> halox.Grid:
     return halox.Grid(shape or (4 * comm.size, 6), **options)
 
 
+def sum_of_own_faces(comm: World) -> None:
+    """Only the last rank has more faces than cells."""
+    with make_grid(comm, periodic=False) as grid:
+        grid.sum(grid.interior(grid.ones(staggered=0)))
+
+
 def check_usable(grid: halox.Grid) -> None:
     u = grid.ones()
     grid.exchange(u)
@@ -95,6 +101,8 @@ def with_variable(comm: World, name: str, text: str) -> None:
         (lambda c: make_grid(c, halo=(1, 1, 1)), DecompositionError, "halo"),
         (lambda c: make_grid(c, halo=(1, 7), proc_shape=(c.size, 1)), DecompositionError, "6"),
         (lambda c: make_grid(c, periodic=(True,) * 3), DecompositionError, "periodic"),
+        (lambda c: make_grid(c, boundary=lambda slab, axis: None), FieldError, "boundary"),
+        (sum_of_own_faces, FieldError, "grid.interior"),
         (lambda c: make_grid(c, proc_shape=(c.size + 1, 1)), DecompositionError, "proc_shape"),
         (lambda c: make_grid(c, blocks=((5,) * c.size, None)), DecompositionError, "blocks"),
         (lambda c: make_grid(c, corners="no"), DecompositionError, "corners"),
@@ -249,6 +257,8 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: g.exchange(g.zeros(), axes="w"), FieldError, "axes: the grid axes are 'x', 'y'"),
         (lambda g: g.accumulate(g.zeros(), axes=()), FieldError, "axes"),
         (lambda g: g.plan(g.zeros(), axes=("x", 2)), FieldError, "axes"),
+        (lambda g: [g.exchange(g.ones(), axes=each) for each in (1, True)], FieldError, "axes"),
+        (lambda g: g.sum("2 * out", out=g.ones()), FieldError, "'out' is a parameter"),
         (lambda g: changed_later(g, lambda u: u.setflags(write=False)), FieldError, "read-only"),
         (lambda g: changed_later(g, lambda u: setattr(u, "shape", (-1,))), FieldError, "fit"),
         (lambda g: g.accumulate(g.zeros("?")), FieldError, "accumulate"),

@@ -35,6 +35,7 @@ SHORT = {
     "gray_scott": ["--cells", "34", "27", "--steps", "60"],
     "jacobi": ["--cells", "9", "8", "11", "--tolerance", "1e-3", "--read-every", "6"],
     "taylor_green_3d": ["--cells", "16", "--steps", "5"],
+    "convolution": ["--cells", "17", "12"],
 }
 LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7}
 """Errors of a scheme of first order, and of a truncated series."""
@@ -47,6 +48,8 @@ def run(name: str, *words: str) -> float:
     if program == "shallow_water":
         pytest.importorskip("zarr")
         pytest.importorskip("xarray")
+    if program == "convolution":
+        pytest.importorskip("torch")
     found: float = runpy.run_path(str(EXAMPLES / f"{program}.py"))["main"](
         [*options, *SHORT[name], "--device", "cpu", *words]
     )

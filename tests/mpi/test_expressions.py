@@ -81,6 +81,7 @@ def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
         for _ in range(3):
             if device == "cpu":
                 assert grid.sum("u * v", u=u, v=v) == (a * b).sum()
+                assert grid.sum("2 * field", field=u) == 2 * a.sum()
                 assert grid.max("u * v", u=u, v=v) == (a * b).max()
                 assert grid.min("abs(u)", u=u) == abs(a).min()
                 assert grid.mean("u + v", u=u, v=v) == (a + b).sum() / a.size

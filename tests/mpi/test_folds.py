@@ -12,8 +12,10 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
-from tests.mpi.conftest import agree
-from tests.oracle import is_adjoint
+from tests.mpi.conftest import PART, agree
+from tests.oracle import Case, images, is_adjoint, whole_values
+from tests.strategies import folds, on_ranks
+from tests.support import trials
 
 pytestmark = pytest.mark.geometry
 
@@ -57,6 +59,32 @@ def test_a_line_that_no_rank_owns_is_kept(comm: MPI.Intracomm) -> None:
                 for x in (u, y):
                     x[...] = np.random.default_rng([x is u, comm.rank]).integers(-9, 10, x.shape)
                 assert is_adjoint(grid, [u], [y])
+
+
+@on_ranks(folds, trials(48) // 3, part=PART)
+def test_unique_points(case: Case, comm: MPI.Intracomm) -> None:
+    """Each point counts once, whether it has one index or two."""
+    right = []
+    with case.grid(comm) as grid:
+        for number, (f, u) in enumerate(zip(case.fields, case.make(grid), strict=True)):
+            whole = whole_values(case, f, number)
+            first = len(f.before)
+            grid.interior(u)[...] = whole[(slice(None),) * first + grid.layout(u).owned]
+            points = np.indices(whole.shape[first : first + len(case.shape)])
+            images_of, *_ = images(case, f, [*points])
+            once = np.all(np.equal(images_of, points), axis=0)
+            once = once.reshape(*(1,) * first, *once.shape, *(1,) * len(f.after))
+            values = np.where(once, whole, 0).astype(np.result_type(whole, "f8"))
+            counted = np.count_nonzero(np.broadcast_to(once, whole.shape))
+            right += [
+                np.isclose(grid.sum(u, unique=True), values.sum(), 1e-12),
+                np.isclose(grid.mean(u, unique=True), values.sum() / counted, 1e-12),
+                np.isclose(grid.norm(u, unique=True), np.linalg.norm(values.ravel()), 1e-12),
+                np.isclose(grid.dot(u, u, unique=True), np.vdot(values, values), 1e-12),
+                np.isclose(grid.sum("2.0 * a", unique=True, a=u), 2 * values.sum(), 1e-12),
+                grid.sum(u, unique=False) == grid.sum(u),
+            ]
+    assert agree(all(right), comm), right
 
 
 FOLD = {(0, "high"): halox.Connection(flip=1)}

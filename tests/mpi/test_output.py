@@ -461,9 +461,9 @@ def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intr
 
 
 TIMES: list[Any] = [
-    np.datetime64(5, "ns"),
     np.timedelta64(5, "ns"),
-    np.datetime64(5, "Y"),
+    np.datetime64("NaT"),
+    np.datetime64(10_000, "Y"),
     np.array(5, "m8[ns]"),
     2**53 + 1,
     10**400,

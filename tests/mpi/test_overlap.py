@@ -54,9 +54,8 @@ def deep_grids(draw: st.DrawFn, ranks: int) -> tuple[Any, ...]:
     ndim = draw(st.integers(1, 3))
     procs = draw(st.sampled_from(factorisations(ranks, ndim)))
     width, every = draw(st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]))
-    # Blocks may be thinner than the halo, which is no wider than the grid.
-    thinnest = width * every
-    shape = [draw(st.integers(max(p, thinnest), 14 + 3 * p)) for p in procs]
+    # Halos may be wider than blocks, and than the grid.
+    shape = [draw(st.integers(p, 14 + 3 * p)) for p in procs]
     return divide(shape, procs), draw(st.booleans()), width, every
 
 

@@ -258,6 +258,19 @@ def test_records_of_structs_and_other_fields(comm: MPI.Intracomm) -> None:
         assert agree([each.tolist() for each in points.collect()] == [[[1] * 3]] * 2, comm)
 
 
+@pytest.mark.ranks(2, 3)
+def test_records_after_an_error(comm: MPI.Intracomm) -> None:
+    """Records that differ between ranks do not keep the next ones from being collected."""
+    with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+        points, u = halox.Points(grid, [(7, 5), (0, 0)]), grid.full(3)
+        for _ in range(comm.rank):
+            points.record(u)
+        with pytest.raises(HaloxError):
+            points.collect()
+        points.record(u)
+        assert agree(points.collect().tolist() == [[3, 3]], comm)
+
+
 def test_one_root(comm: MPI.Intracomm) -> None:
     with halox.Grid((9,), device="cpu", comm=comm) as grid:
         points = halox.Points(grid, [3, 8])

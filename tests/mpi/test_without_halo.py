@@ -193,6 +193,16 @@ def test_a_shape_with_two_readings_is_an_error_on_all_ranks(
         assert g.sum(array) == comm.size * array.size and g.sum(kept) == 0
 
 
+def test_an_exchange_of_the_shape_of_a_declared_field(comm: MPI.Intracomm) -> None:
+    """Its arrays have a halo, although a rank could also read their shape as cells with components behind them."""
+    with grid(comm, (4 * comm.size,), halo=((1, 2),)) as g:
+        u, v = g.zeros(components=4), np.ones((4, 7))
+        g.exchange(v)
+        with pytest.raises(FieldError, match=r"array: .* can be read in .* ways.*grid\.declare"):
+            g.sum(np.ones(v.shape))
+        g.exchange(u)
+
+
 def test_unlike_blocks_are_read_alike(comm: MPI.Intracomm) -> None:
     """The shape has two readings on the last rank alone."""
     cuts = [5] * (comm.size - 1) + [4]

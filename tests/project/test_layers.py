@@ -32,8 +32,9 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.io"}, {"halox.solvers"}],
     [{"halox.sampling"}, {"halox.xarray"}],
     [{"halox.grid"}],
-    [{"halox.cubed_sphere"}],
+    [{"halox.cubed_sphere"}, {"halox.torch"}],
     [{"halox.fft"}],
+    [{"halox.timeline"}],
     [{"halox"}],
     [{"halox.cli"}, {"halox.testing"}],
     [{"halox.__main__"}],
@@ -181,7 +182,7 @@ def test_cupy_stays_in_its_rooms_and_lazy() -> None:
     assert not wrong
 
 
-PUBLIC = {"halox", "halox.datatypes", "halox.xarray"}
+PUBLIC = {"halox", "halox.datatypes", "halox.torch", "halox.xarray"}
 PUBLIC |= {f"halox.{name}" for name in halox.__all__}
 PUBLIC |= {f"halox.datatypes.{name}" for name in halox.datatypes.__all__}
 
@@ -197,7 +198,13 @@ def test_apps_and_examples_use_public_names() -> None:
 
 
 PUBLIC_FOR_TESTS = PUBLIC | {"halox.paths", "halox.paths.PATHS", "halox.paths.register"}
-PUBLIC_MODULES = ("halox.errors", "halox.testing", "halox.xarray", "halox.cli.launcher")
+PUBLIC_MODULES = (
+    "halox.errors",
+    "halox.testing",
+    "halox.torch",
+    "halox.xarray",
+    "halox.cli.launcher",
+)
 
 STILL_INSIDE = {
     "calls",
@@ -334,14 +341,16 @@ print(*sys.modules)
 """
 
 
-def test_modules_for_gpus_and_the_command_are_imported_for_them_only() -> None:
+def test_modules_for_gpus_the_command_and_timelines_are_imported_for_them_only() -> None:
     command = [sys.executable, "-c", LOADED]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
     imported, used = (line.split() for line in run.stdout.splitlines())
     assert "halox.grid" in imported
     assert sum(in_package(name, "halox") for name in imported) <= MOST_MODULES
     assert "halox.reductions.host.host_reductions" in used
-    assert not [name for name in used if name.startswith((*FOR_GPUS, "halox.cli"))]
+    assert not [
+        name for name in used if name.startswith((*FOR_GPUS, "halox.cli", "halox.timeline"))
+    ]
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -12,5 +12,5 @@ it their cells. In a load, each rank reads its cells from all shards that have s
     moving.py    transfer of cells between fields and arrays, with messages between the ranks
     saving.py    loading.py    npy.py    the formats
     arguments.py    calls.py    checks of arguments, and the calls
-    output.py    records.py    records in time
+    output.py    records.py    series.py    dates.py    records in time: means over windows, rounding, dates
 """

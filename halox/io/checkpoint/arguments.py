@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from halox.domain.layouts import FieldLayouts
 from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
 from halox.io.checkpoint.bucket import SCHEME, BucketPath
+from halox.io.checkpoint.dates import encoded
 from halox.io.checkpoint.fields import is_number
 from halox.io.checkpoint.store import PREFIX
 from halox.io.regions import Cut, region_of
@@ -147,7 +147,8 @@ def coords_of(labels: Labels, fields: Mapping[str, CallerField]) -> dict[str, Co
             raise FieldError(
                 f"{taken[0]} is the name of a field and of a dimension; rename the field, or give dims="
             )
-    coords = labels.of_fields(given.layout.spec for given in fields.values())
+    given = labels.of_fields(given.layout.spec for given in fields.values())
+    coords = {name: encoded(name, along) for name, along in given.items()}
     for name, (values, _) in coords.items():
         if not is_number(values.dtype):
             raise FieldError(
@@ -180,20 +181,21 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
 
 
 def array_attrs_of(
-    coords: Mapping[str, Coordinates], given: Mapping[str, object]
+    coords: Mapping[str, Coordinates], given: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return attributes of fields and of coordinates; raises `FieldError`."""
-    both = {**{name: attrs for name, (_, attrs) in coords.items()}, **given}
+    known = {name: attrs for name, (_, attrs) in coords.items()}
+    both = {n: {**given.get(n, {}), **known.get(n, {})} for n in {**known, **given}}
     return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}
 
 
-def names_of(names: object) -> tuple[str, ...] | None:
-    """Return the names of the fields to load, None for all fields; raises `FieldError`."""
+def names_of(names: object, argument: str = "names") -> tuple[str, ...] | None:
+    """Return the sorted names of fields, None if none are given; raises `FieldError`."""
     if names is None:
         return None
     given = [names] if isinstance(names, str) else as_list(names)
     if given is None or not all(isinstance(name, str) for name in given):
-        raise FieldError(f"names: expected names of fields, got {shown(names)}")
+        raise FieldError(f"{argument}: expected names of fields, got {shown(names)}")
     return tuple(sorted(set(given)))
 
 
@@ -203,22 +205,25 @@ def regions_of(region: object, fields: Mapping[str, CallerField]) -> tuple[dict[
     Raises `FieldError`.
     """
     by_name = region if isinstance(region, Mapping) else dict.fromkeys(fields, region)
-    _check_names("region", by_name, fields)
+    check_names("region", by_name, fields)
     regions = {
         name: region_of(by_name.get(name), field.layout, name) for name, field in fields.items()
     }
     return regions, not isinstance(region, Mapping)
 
 
-def every_of(every: object, fields: Iterable[str]) -> dict[str, int]:
+def every_of(every: object, fields: Collection[str]) -> dict[str, int]:
     """Return the stride in time of each field that has one; raises `FieldError`."""
-    if every is not None and not isinstance(every, Mapping):
-        raise FieldError(
-            f"every: expected a mapping of fields to numbers of records, got {shown(every)}; of all fields, append a "
-            "record less often"
-        )
-    _check_names("every", every or {}, fields)
-    return {name: count_of(f"every: {name}", n, "records") for name, n in (every or {}).items()}
+    given = mapping_of("every", every, fields)
+    return {name: count_of(f"every: {name}", n, "records") for name, n in given.items()}
+
+
+def mapping_of(argument: str, given: object, fields: Collection[str]) -> Mapping[str, Any]:
+    """Return an argument that has a number for each of some fields; raises `FieldError`."""
+    if given is not None and not isinstance(given, Mapping):
+        raise FieldError(f"{argument}: expected a mapping of fields to numbers, got {shown(given)}")
+    check_names(argument, given or {}, fields)
+    return given or {}
 
 
 def count_of(name: str, value: object, what: str) -> int:
@@ -229,28 +234,13 @@ def count_of(name: str, value: object, what: str) -> int:
     return number
 
 
-def _check_names(what: str, given: Mapping[Any, object], fields: Iterable[str]) -> None:
+def check_names(what: str, given: Iterable[object], fields: Collection[str]) -> None:
+    """Raise `FieldError`, with ``what`` as the argument, unless all names are names of fields."""
     for name in given:
         if name not in fields:
             raise FieldError(
                 f"{what}: {shown(name)} is no field; the fields are {', '.join(fields)}"
             )
-
-
-def time_of(time: object) -> float:
-    """Return a time as a number; raises `FieldError`."""
-    try:
-        value = float("nan") if isinstance(time, (bool, str)) or has_unit(time) else float(time)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        value = float("nan")
-    if not math.isfinite(value):
-        raise FieldError(f"time: expected a finite number, without a unit, got {shown(time)}")
-    number = as_int(time)
-    if number is not None and number != int(value):
-        raise FieldError(
-            f"time: {number} is not a float64, as times are stored; give a smaller number"
-        )
-    return value
 
 
 def keep_of(keep: object, path: Path | BucketPath) -> int:

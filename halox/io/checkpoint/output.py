@@ -34,10 +34,12 @@ from halox.io.checkpoint import arguments, records
 from halox.io.checkpoint.arguments import CallerField
 from halox.io.checkpoint.calls import SaveOptions, compared, request_of
 from halox.io.checkpoint.chunks import ShardGrid
+from halox.io.checkpoint.dates import Dates, Time, time_of
 from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.io.checkpoint.moving import Failure, collect, start_write
 from halox.io.checkpoint.saving import as_checkpoint_error, checked, may_replace
+from halox.io.checkpoint.series import Accumulator, Series, series_of
 from halox.io.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.io.regions import Cut, owned_cells
 from halox.runtime.arrays import Array
@@ -59,21 +61,26 @@ _Checked = TypeVar("_Checked")
 class _Request(NamedTuple):
     path: Path
     fields: dict[str, CallerField]
+    series: dict[str, Series]
     regions: dict[str, Cut]
     metadata: dict[str, Any]  # of an output without records
     coords: dict[str, Array]
     given: frozenset[str]  # names of coordinates that the caller has given
     mode: str
-    until: float | None
+    until: Time | None
     buffer: int
 
 
 class _Variable(NamedTuple):
-    given: CallerField
     field: StoredField
     shards: ShardGrid
-    every: int
+    series: Series
     array: Any  # of TensorStore
+
+    def cells(self, fields: Mapping[str, CallerField]) -> Any:
+        """Return this rank's cells of the region."""
+        given = fields[self.series.field]
+        return owned_cells(given.array, given.layout)[self.shards.own_cells]
 
 
 class _Record(NamedTuple):
@@ -96,11 +103,17 @@ class Output(Closing):
         "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
         continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
         must be the same. If the path does not exist, it makes a new output.
-    time : float, optional
+    time : float or date, optional
         With "a", the time from which the program continues: later records are removed. By default none is removed.
     every : mapping of str to int, optional
         Fields that are stored less often: ``{"u": 4}`` stores "u" in the first record and every fourth from there. Its
         time axis is called "time_4".
+    mean, min, max : sequence of str, optional
+        Fields whose mean, minimum or maximum over windows is stored, and not their records. ``every`` has the records
+        of a window: ``mean=["u"], every={"u": 24}`` stores "u_mean" along the axis "time_window_24". Integers are
+        stored as float64.
+    keepbits : mapping of str to int, optional
+        Fields whose mantissas are rounded to so many bits, so that ``compressors`` need fewer bytes.
     region : sequence of slice, or mapping of str to such sequences, optional
         The part of the fields to store: a slice of global indices per grid axis. With a step, every n-th point is
         stored. Dimensions that the region of a single field cuts are called "x_u" for a field "u".
@@ -160,8 +173,12 @@ class Output(Closing):
         /,
         *,
         mode: str = "w-",
-        time: float | None = None,
+        time: Time | None = None,
         every: Mapping[str, int] | None = None,
+        mean: Sequence[str] | None = None,
+        min: Sequence[str] | None = None,
+        max: Sequence[str] | None = None,
+        keepbits: Mapping[str, int] | None = None,
         region: Sequence[slice] | Mapping[str, Sequence[slice]] | None = None,
         dims: Sequence[str] | None = None,
         coords: Mapping[str, object] | None = None,
@@ -190,20 +207,26 @@ class Output(Closing):
             options = SaveOptions(attrs, dims, coords, compressors)
             like_save = request_of(domain, where, given, options)
             strides = arguments.every_of(every, given)
+            windows = {"mean": mean, "min": min, "max": max}
+            series = series_of(given, strides, windows, keepbits)
             regions, is_common = arguments.regions_of(region, given)
             metadata, values, known = records.describe(
-                like_save, strides, regions, is_common=is_common
+                like_save, series, regions, is_common=is_common
             )
-            until = None if time is None else arguments.time_of(time)
+            until = None if time is None else time_of(time, None)
             most = arguments.count_of("buffer", buffer, "records")
-            request = _Request(where, given, regions, metadata, values, known, mode, until, most)
+            request = _Request(
+                where, given, series, regions, metadata, values, known, mode, time, most
+            )
             return request, compared(
                 where,
                 given,
                 mode=mode,
-                time=until,
+                time=str(until),
                 dims=like_save.dims,
                 every=strides,
+                **{name: arguments.names_of(names, name) for name, names in windows.items()},
+                keepbits={name: one.keepbits for name, one in series.items()},
                 region=str(regions),
             )
 
@@ -253,6 +276,7 @@ class Output(Closing):
 
         opened = self._world.from_first(checked(begin, self._step), _MAKING)
         self._metadata, self._times = opened
+        self._dates = records.dates_of(self._metadata) or ({} if self._times else None)
         self.records = len(self._times)
 
         def arrays() -> dict[str, Any]:
@@ -268,17 +292,22 @@ class Output(Closing):
             }
 
         opened_arrays = self._world.attempt(checked(arrays, self._step), _MAKING)
-        self._axes = [
-            (opened_arrays[name], every)
-            for name, array in arrays_of(self._metadata).items()
-            if name not in request.fields and (every := records.every_of(array))
-        ]
-        self._variables = {}
-        for name, metadata, every in records.variables(self._metadata):
-            field, given = StoredField.read(name, metadata), request.fields[name]
-            region = request.regions[name]
-            shards = ShardGrid(given.layout, field.shard[1:], region)
-            self._variables[name] = _Variable(given, field, shards, every, opened_arrays[name])
+        self._fields, self._variables = request.fields, {}
+        for name, metadata in records.variables(self._metadata):
+            field, series = StoredField.read(name, metadata), request.series[name]
+            layout, region = request.fields[series.field].layout, request.regions[series.field]
+            shards = ShardGrid(layout, field.shard[1:], region)
+            self._variables[name] = _Variable(field, shards, series, opened_arrays[name])
+        self._axes = {n: a for n, a in opened_arrays.items() if n not in self._variables}
+
+        def accumulators() -> dict[str, Accumulator]:
+            made = {
+                n: v for n, v in self._variables.items() if v.series.method or v.series.keepbits
+            }
+            return {n: Accumulator(v.series, v.cells(self._fields)) for n, v in made.items()}
+
+        self._accumulators = self._world.attempt(accumulators, _MAKING)
+        self._tell_unless_whole("continues")
 
     def _continue(self, request: _Request) -> tuple[Any, list[float]]:
         """Return the metadata and the times of an existing output, after removing later records; on rank 0."""
@@ -306,16 +335,17 @@ class Output(Closing):
         stored = self._store.below(records.TIME).array(time, mode="write")
         times = self._store.wait(stored.read()).tolist() if count else []
         if request.until is not None:
-            count = bisect_right(times, request.until)
+            known = records.dates_of(metadata) if times else None
+            count = bisect_right(times, time_of(request.until, known)[0])
         metadata = records.sized(metadata, count)
         self._store.write_json(metadata)
         self._write_lengths(metadata)
         for half_written in ("zarr.json", "*/zarr.json", "time*/c/*"):  # by a killed run
             for file in self._path.glob(f"{half_written}_*.__lock"):
                 file.unlink()
-        for name, _, every in records.variables(metadata):
+        for name, array in records.variables(metadata):
             for record in (self._path / name / "c").glob("[0-9]*"):
-                if int(record.name) * every >= count:
+                if int(record.name) >= array["shape"][0]:
                     remove(record)
         return metadata, times[:count]
 
@@ -329,7 +359,7 @@ class Output(Closing):
 
     @single_threaded
     def append(
-        self, fields: Mapping[str, object] | None = None, /, *, time: float, **named: object
+        self, fields: Mapping[str, object] | None = None, /, *, time: Time, **named: object
     ) -> None:
         """Append a record of all fields, except fields that ``every`` leaves out.
 
@@ -337,8 +367,9 @@ class Output(Closing):
         ----------
         fields : mapping of str to array, optional
             Arrays in place of the ones given at the start, for this record; or by keyword, as in ``u=new``.
-        time : float
-            Time of the record; larger than the time of the last one.
+        time : float or date
+            Time of the record; larger than the time of the last one. Dates are `numpy.datetime64`, `datetime.datetime`
+            or dates of cftime, in one calendar.
 
         Notes
         -----
@@ -359,25 +390,37 @@ class Output(Closing):
         self._world.begin(_APPENDING)
         self._reap(self._buffer - 1)
 
-        def check() -> tuple[tuple[float, dict[str, CallerField]], dict[str, object]]:
-            value, given = arguments.time_of(time), self._given(fields, named)
+        def check() -> tuple[tuple[float, Dates, dict[str, CallerField]], dict[str, object]]:
+            (value, dates), given = time_of(time, self._dates), self._given(fields, named)
+            unit = " ".join(["", *dates.values()])
             if self._times and value <= self._times[-1]:
                 raise FieldError(
-                    f"time: {value:g} does not follow {self._times[-1]:g}, the time of the last record; after a "
-                    'restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
+                    f"time: {value:g}{unit} does not follow {self._times[-1]:g}{unit}, the time of the last record; "
+                    'after a restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
                 )
-            return (value, given), {"time": value, "fields": sorted(given)}
+            return (value, dates, given), {"time": f"{value!r}{unit}", "fields": sorted(given)}
 
-        value, given = self._count(check, _APPENDING)
+        value, dates, given = self._count(check, _APPENDING)
+        if self._dates is None:
+            self._dates, self._metadata = dates, records.dated(self._metadata, dates)
         if self._world.rank == 0:
             with self._lock:
                 self._start_timer()
         number = len(self._times)
         self._times.append(value)
         record = _Record([], [])
+        fields_now = {**self._fields, **given}
         for name, variable in self._variables.items():
-            if number % variable.every == 0:
-                self._start(variable, given.get(name, variable.given), number, record)
+            series = variable.series
+            is_due = (number + bool(series.method)) % series.every == 0
+            if not is_due and not series.method:
+                continue
+            cells, accumulator = variable.cells(fields_now), self._accumulators.get(name)
+            if accumulator is not None:
+                self._failure.attempt(partial(accumulator.add, cells, number))
+                cells = accumulator.values
+            if is_due:
+                self._start(variable, cells, number // series.every, record)
         self._pending.append(record)
 
     @single_threaded
@@ -436,10 +479,19 @@ class Output(Closing):
             with suppress(Exception):
                 self._store.wait(future)
         self._closed = "closed"
+        self._tell_unless_whole("ends")
         self._forgotten.detach()
         with suppress(ValueError):
             self._domain.outputs.remove(self)
         self._release()
+
+    def _tell_unless_whole(self, what: str) -> None:
+        """Tell the user of the variables with a window that has not ended."""
+        count, variables = len(self._times), self._variables.items()
+        inside = [n for n, v in variables if v.series.method and count % v.series.every]
+        if inside and self._world.rank == 0:
+            text = f"{what} inside a window of {', '.join(inside)}, whose values are lost"
+            print(f"halox: {self._path} {text} ({count} records)", file=sys.stderr)
 
     def _check_open(self) -> None:
         if self._closed == "closed":
@@ -456,11 +508,11 @@ class Output(Closing):
         """Return the arrays of a record, which must be like the fields; raises `FieldError`."""
         given = arguments.fields_of(self._layouts, fields, named, written=False)
         for name, new in given.items():
-            if name not in self._variables:
+            if name not in self._fields:
                 raise FieldError(
-                    f"{name} is no field of this output; it has {', '.join(self._variables)}"
+                    f"{name} is no field of this output; it has {', '.join(self._fields)}"
                 )
-            known = self._variables[name].given
+            known = self._fields[name]
             for what, mine, other in (
                 ("dtype", known.described.dtype, new.described.dtype),
                 ("whole shape", known.layout.global_shape, new.layout.global_shape),
@@ -544,19 +596,19 @@ class Output(Closing):
         count = self.records
         if count == self._counted:
             return
-        for axis, every in self._axes:
-            times = self._times[:count:every]
-            first = self._counted // every // records.TIMES * records.TIMES
-            values = np.full(rounded_up(len(times), records.TIMES) - first, np.nan)
-            values[: len(times) - first] = times[first:]
-            self._store.wait(axis[first : first + len(values)].write(values))
+        for name, axis in self._axes.items():
+            array = arrays_of(self._metadata)[name]
+            known = records.axis_values(name, array, self._times[:count])
+            first = records.length_of(array, self._counted) // records.TIMES * records.TIMES
+            rows = rounded_up(len(known), records.TIMES) - first
+            values = np.full((rows, *known.shape[1:]), np.nan)
+            values[: len(known) - first] = known[first:]
+            self._store.wait(axis[first : first + rows].write(values))
         self._store.write_json(records.sized(self._metadata, count))
         self._counted = count
 
-    def _start(self, variable: _Variable, given: CallerField, number: int, record: _Record) -> None:
-        """Copy the cells of a field, exchange cells of shared shards, and start the writes of this rank."""
-        cells = owned_cells(given.array, given.layout)[variable.shards.own_cells]
-        place = number // variable.every
+    def _start(self, variable: _Variable, cells: Any, place: int, record: _Record) -> None:
+        """Copy the cells of a record, exchange cells of shared shards, and start the writes of this rank."""
 
         def write(cut: Cut, values: Array) -> None:
             if isinstance(cells, np.ndarray) and np.may_share_memory(values, cells):

@@ -7,18 +7,22 @@ a single file, which is replaced atomically, after the times. Chunks of later re
     run.zarr/time/c/0       times, in chunks of many records
     run.zarr/u/c/3/...      shards of the fourth record of u
     run.zarr/u/zarr.json    the array alone; its length follows in `Output.wait`
+
+Values over windows of four records have the axis "time_window_4": the middle of the bounds "time_window_4_bnds".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from halox.errors import CheckpointError, FieldError
+from halox.io.checkpoint.dates import Dates
 from halox.io.checkpoint.fields import DTYPE, StoredField
 from halox.io.checkpoint.saving import Request
+from halox.io.checkpoint.series import KEPT_BITS, Series
 from halox.io.checkpoint.store import GRID_SHAPE, OUTPUT, PREFIX, arrays_of, coordinate, group
 from halox.io.regions import Cut
 from halox.runtime.arrays import Array
@@ -29,10 +33,11 @@ TIMES = 1024
 
 _VERSION = 1
 _REGION = f"{PREFIX}region"
+_WINDOW, _BOUNDS = f"{TIME}_window", "_bnds"
 
 
 def describe(
-    request: Request, every: Mapping[str, int], regions: Mapping[str, Cut], *, is_common: bool
+    request: Request, series: Mapping[str, Series], regions: Mapping[str, Cut], *, is_common: bool
 ) -> tuple[dict[str, Any], dict[str, Array], frozenset[str]]:
     """Return the metadata of an output without records, its coordinates, and the names of the given coordinates.
 
@@ -47,13 +52,13 @@ def describe(
     for dim in request.dims:
         if dim.startswith(TIME):
             raise FieldError(f"dims: {dim} is the name of the axis of the records; give another")
-    for name, field in request.fields.items():
-        region, dtype = regions[name], field.described.dtype
-        stored = StoredField.of(name, field.layout, dtype, request.codecs, region)
+    for name, variable in series.items():
+        field, region = request.fields[variable.field], regions[variable.field]
+        stored = StoredField.of(name, field.layout, variable.dtype, request.codecs, region)
         dims, lengths = list(stored.dims(request.dims)), field.layout.global_shape
         for axis, cut in enumerate(region, stored.before):
             dim, is_cut = dims[axis], cut != slice(0, lengths[axis], 1)
-            origin = dim, (name if is_cut and not is_common else "")
+            origin = dim, (variable.field if is_cut and not is_common else "")
             dims[axis] = "_".join(filter(None, origin))
             if origins.setdefault(dims[axis], origin) != origin:
                 raise FieldError(
@@ -64,31 +69,42 @@ def describe(
                 attrs[dims[axis]] = request.array_attrs.get(dim, {})
                 if dim in request.coords:
                     given.add(dims[axis])
-        dims = [_time_of(every.get(name, 1)), *dims]
+        dims = [_axis_of(variable), *dims]
         taken |= {*dims}
         arrays[name] = {
             **_in_time(stored.metadata),
             "attributes": {**stored.attributes, _REGION: str(region)},
             "dimension_names": dims,
         }
+        if variable.method:
+            arrays[name]["attributes"]["cell_methods"] = f"time: {variable.method}"
+        if variable.keepbits:
+            arrays[name]["attributes"][KEPT_BITS] = variable.keepbits
     if both := sorted(taken & {*arrays}):
         raise FieldError(
             f"{both[0]} is the name of a field and of a dimension; rename the field, or give dims="
         )
     arrays |= {dim: coordinate(dim, values, attrs) for dim, values in coords.items()}
-    for time in map(_time_of, {1, *every.values()}):
+    for time in sorted({TIME, *map(_axis_of, series.values())}):
         arrays[time] = coordinate(time, np.full(TIMES, np.nan), {})
+        if time.startswith(_WINDOW):
+            bounds = time + _BOUNDS
+            arrays[time]["attributes"] = {"standard_name": TIME, "bounds": bounds}
+            arrays[bounds] = coordinate(bounds, np.full((TIMES, 2), np.nan), {})
+            arrays[bounds]["dimension_names"] = [time, "bnds"]
     own = {OUTPUT: _VERSION, GRID_SHAPE: list(request.grid_shape)}
     return sized(group({**request.attrs, **own}, arrays), 0), coords, frozenset(given)
 
 
-def _time_of(every: int) -> str:
-    """Return the name of the time axis of the fields of every n-th record."""
-    return TIME if every == 1 else f"{TIME}_{every}"
+def _axis_of(series: Series) -> str:
+    """Return the name of the time axis of a variable."""
+    if series.method:
+        return f"{_WINDOW}_{series.every}"
+    return TIME if series.every == 1 else f"{TIME}_{series.every}"
 
 
 def every_of(array: Mapping[str, Any]) -> int | None:
-    """Return n for an array of every n-th record; None for an array without a time axis.
+    """Return n for an array of every n-th record, or of windows of n; None for an array without a time axis.
 
     Examples
     --------
@@ -98,7 +114,41 @@ def every_of(array: Mapping[str, Any]) -> int | None:
     name = array["dimension_names"][0]
     if name == TIME:
         return 1
-    return int(name[len(TIME) + 1 :]) if name.startswith(f"{TIME}_") else None
+    return int(name.rpartition("_")[2]) if name.startswith(f"{TIME}_") else None
+
+
+def dates_of(metadata: Mapping[str, Any]) -> Dates:
+    """Return the attributes of times that are dates."""
+    attributes = arrays_of(metadata)[TIME]["attributes"]
+    return {name: attributes[name] for name in ("units", "calendar") if name in attributes}
+
+
+def dated(metadata: Mapping[str, Any], dates: Dates) -> dict[str, Any]:
+    """Return the metadata of an output whose times are dates."""
+    arrays = dict(arrays_of(metadata))
+    for name, array in arrays.items():
+        if array["dimension_names"] == [name] and every_of(array):
+            arrays[name] = {**array, "attributes": array["attributes"] | dates}
+    return group(metadata["attributes"], arrays)
+
+
+def length_of(array: Mapping[str, Any], records: int) -> int:
+    """Return the length of an array's time axis after so many records: of windows, the number that have ended."""
+    every, is_window = every_of(array) or 1, array["dimension_names"][0].startswith(_WINDOW)
+    return records // every if is_window else -(-records // every)
+
+
+def axis_values(name: str, array: Mapping[str, Any], times: Sequence[float]) -> Array:
+    """Return the values of a time axis, or of the bounds of windows, of all records.
+
+    A window is bounded by the record before it, or else by its own first record, and by its last record.
+    """
+    every = every_of(array) or 1
+    if not name.startswith(_WINDOW):
+        return np.array(times[::every])
+    ends = times[every - 1 :: every]
+    bounds = np.array([[*times[:1], *ends][: len(ends)], ends]).T
+    return bounds if name.endswith(_BOUNDS) else bounds.mean(axis=1)
 
 
 def _in_time(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +168,7 @@ def _in_time(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def sized(metadata: Mapping[str, Any], records: int) -> dict[str, Any]:
     """Return the metadata of an output of so many records."""
     arrays = {
-        name: with_length(array, -(-records // (every_of(array) or 1)))
+        name: with_length(array, length_of(array, records))
         for name, array in arrays_of(metadata).items()
     }
     return group(metadata["attributes"], arrays)
@@ -130,17 +180,16 @@ def with_length(array: Mapping[str, Any], length: int) -> dict[str, Any]:
     return {**array, "shape": [first, *array["shape"][1:]]}
 
 
-def variables(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Yield the name, the metadata and the stride in time of each field of an output."""
+def variables(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the metadata of each variable of an output."""
     for name, array in arrays_of(metadata).items():
-        every = every_of(array)
-        if every is not None and array["dimension_names"] != [name]:
-            yield name, array, every
+        if DTYPE in array["attributes"]:
+            yield name, array
 
 
 def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` unless an existing output has the fields of a new one."""
-    facts = [{name: _facts(a) for name, a, _ in variables(metadata)} for metadata in (stored, new)]
+    facts = [{name: _facts(a) for name, a in variables(metadata)} for metadata in (stored, new)]
     facts[0]["the grid"], facts[1]["the grid"] = (
         m["attributes"][GRID_SHAPE] for m in (stored, new)
     )
@@ -148,8 +197,8 @@ def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any])
         there, here = (of_one.get(name, "nothing") for of_one in facts)
         if there != here:
             raise CheckpointError(
-                f"{path}: {name} is {there} in the output, and {here} here; give the grid, fields, every= and region= "
-                'of the run that made it, or mode="w" to replace it'
+                f"{path}: {name} is {there} in the output, and {here} here; give the grid, fields, every=, region=, "
+                'mean=, min=, max= and keepbits= of the run that made it, or mode="w" to replace it'
             )
 
 
@@ -177,7 +226,7 @@ def check_given(
             or attrs not in ({}, there[name]["attributes"])
         ):
             differing.append(f"coords: {name}")
-    for name, array, _ in variables(new):
+    for name, array in variables(new):
         given, known = _compressors(array), _compressors(there[name])
         if given and (
             len(given) != len(known)
@@ -200,4 +249,5 @@ def _facts(array: Mapping[str, Any]) -> str:
     time, *dims = array["dimension_names"]
     lengths = [f"{dim} of {n}" for dim, n in zip(dims, array["shape"][1:], strict=True)]
     attributes = array["attributes"]
-    return f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"
+    text = f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"
+    return text + (f", rounded to {attributes[KEPT_BITS]} bits" if KEPT_BITS in attributes else "")

@@ -12,6 +12,7 @@ import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
 from halox.packing.host import HostPacker
+from halox.packing.host_layout import host_layout
 from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.paths.base import Build, Channel, ChannelMessages, Job, Path
 from halox.paths.buffers import (
@@ -22,10 +23,18 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.odd_blocks import Calls, OddBlocks, PartView, call_all
 from halox.paths.messages import Message, Part
-from halox.runtime.arrays import Array, HostArray
+from halox.runtime.arrays import Array, DType, HostArray
 from halox.runtime.shared_memory import Bytes
+
+PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
+"""A view of a part in the memory of its array: the array's number, shape, dtype, offset in this memory, and strides.
+
+A plain tuple, since tuples are made fastest.
+"""
+
+Calls = list[Callable[[], object]]
+"""Calls that pack or unpack, to make in sequence."""
 
 _LINE_BYTES = 64
 _LARGE_BYTES = 2 << 20  # of cache lines: more than a core's private cache is sure to hold
@@ -79,6 +88,12 @@ def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list
     ]
 
 
+def call_all(calls: Calls) -> None:
+    """Make some calls in sequence."""
+    for call in calls:
+        call()
+
+
 def add_all(moves: Sequence[Move]) -> None:
     """Add the sources of some moves to their targets, in sequence; shapes differ across folds."""
     for target, source in moves:
@@ -100,9 +115,13 @@ class _Views(NamedTuple):
 class HostChannel(Channel):
     """Moves NumPy arrays through transport buffers.
 
-    If all parts are regular, views of the arrays and buffers do the work, and the channel can move to other arrays.
-    Otherwise prepared calls do it.
+    If all parts are regular, views of the arrays and buffers do the work, or calls of MPI where it copies faster, and
+    the channel can move to other arrays. Otherwise prepared calls of packers do it.
     """
+
+    timeline = (
+        "wait=_buffers.open,pack=_pack,send=_buffers.post,wait=_buffers.collect,unpack=_unpack"
+    )
 
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers, self._epoch = buffers, 0
@@ -110,15 +129,19 @@ class HostChannel(Channel):
         # Functions that do the work of a slot in `_Views`.
         self._pack: Callable[..., None] = copy_all
         self._unpack: Callable[..., None] = add_all if adds else copy_all
-        # For irregular parts: for each slot, the calls that pack, and the calls that unpack.
-        self._calls: list[tuple[Calls, Calls]] = []
-        self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
+        self._odd = False  # whether MPI copies some parts
         arrays = cast(Sequence[HostArray], job.arrays)
-        sent = places_of([part for m in job.sends for part in m.parts], arrays)
-        received = places_of([part for m in job.receives for part in m.parts], arrays, values=adds)
+        self._arrays = arrays
+        self._parts = tuple(
+            [part for m in some for part in m.parts] for some in (job.sends, job.receives)
+        )
+        sent = places_of(self._parts[0], arrays)
+        received = places_of(self._parts[1], arrays, values=adds)
         if sent is None or received is None:
-            self._views = _Views([], [], [])
-            self._calls = _irregular(job, buffers)
+            self._pack = self._unpack = call_all
+            packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
+            unpacks = _by_slot(job, job.receives, buffers.incoming, "unpacking")
+            self._views = _Views(packs, [], unpacks)
             return
         self.is_movable = True
         self._sent, self._received = sent, received
@@ -126,10 +149,9 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
-        if not adds:
-            odd = OddBlocks(sent), OddBlocks(received)
-            if any(odd):
-                self._odd, self._pack, self._unpack = odd, call_all, call_all
+        every = [] if adds else [part for parts in self._parts for part in parts]
+        if any([host_layout(p.datatype, p.count).is_by_mpi(p.datatype, p.count) for p in every]):
+            self._odd, self._pack, self._unpack = True, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -140,12 +162,11 @@ class HostChannel(Channel):
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
-        if self._odd is not None:
-            out, into = self._odd
+        if self._odd:
             return _Views(
-                [out.calls(sent, row, memories, unpack=False) for row in self._outgoing],
+                [self._odd_calls(row, memories, unpack=False) for row in self._outgoing],
                 [],
-                [into.calls(received, row, memories, unpack=True) for row in self._incoming],
+                [self._odd_calls(row, memories, unpack=True) for row in self._incoming],
             )
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
@@ -156,34 +177,39 @@ class HostChannel(Channel):
         clear = [*zip(sent, self._zeros, strict=True)] if self._zeros else []
         return _Views(packs, clear, unpacks)
 
+    def _odd_calls(
+        self, packed: Sequence[Array], memories: Sequence[memoryview], *, unpack: bool
+    ) -> Calls:
+        """Return the calls that pack parts of some memories to ``packed``, or unpack them."""
+        calls: Calls = []
+        for part, buffer in zip(self._parts[unpack], packed, strict=True):
+            first, stop = part.datatype.reach(part.count)
+            origin = self._arrays[part.array].origin
+            memory = np.ndarray((stop - first,), np.uint8, memories[part.array], origin + first)
+            layout, whole = host_layout(part.datatype, part.count), buffer.reshape(-1).view("u1")
+            calls.append(layout.prepared(memory, whole, unpack, part.datatype, part.count))
+        return calls
+
     def bind(self, views: _Views) -> None:
         self._views = views
 
     def start(self) -> None:
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
-        if self._calls:
-            for call in self._calls[epoch % self._buffers.slots][0]:
-                call()
-        else:
-            views = self._views
-            self._pack(views.pack[epoch % self._buffers.slots])
-            if views.clear:
-                copy_all(views.clear)
+        views = self._views
+        self._pack(views.pack[epoch % self._buffers.slots])
+        if views.clear:
+            copy_all(views.clear)
         self._buffers.post(epoch)
 
     def finish(self) -> None:
         epoch = self._epoch
         self._buffers.collect(epoch)
-        if self._calls:
-            for call in self._calls[epoch % self._buffers.slots][1]:
-                call()
-        else:
-            self._unpack(self._views.unpack[epoch % self._buffers.slots])
+        self._unpack(self._views.unpack[epoch % self._buffers.slots])
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        self._views, self._calls = _Views([], [], []), []
+        self._views = _Views([], [], [])
         self._buffers.close()
 
     def free(self) -> None:
@@ -239,13 +265,6 @@ def _packed(
         np.ndarray(shape, dtype, buffer.data, offset)
         for (_, shape, dtype, *_), (buffer, offset) in zip(places, starts, strict=True)
     ]
-
-
-def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[Calls, Calls]]:
-    """Return for each slot the calls that pack messages, and the calls that unpack them."""
-    packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
-    unpacks = _by_slot(job, job.receives, buffers.incoming, "unpacking")
-    return [*zip(packs, unpacks, strict=True)]
 
 
 def _by_slot(

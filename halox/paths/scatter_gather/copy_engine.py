@@ -20,8 +20,7 @@ this rank's arrays, and these ranks signal "read" after they have enqueued their
 again after the next "ready" flags of the ranks with arrays that this rank accesses. These ranks signal them after they
 have ended this exchange, and with it enqueued their waits for "moved".
 
-Interprocess events cannot be captured in CUDA graphs. A captured exchange waits for flags in device memory instead
-(`halox.paths.scatter_gather.graph_flags`), if the driver can capture such waits; the host takes no part in a replay.
+Interprocess events cannot be captured in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from halox.errors import StateError
 from halox.packing.common_blocks import BlockColumns, common_blocks
 from halox.packing.copy_boxes import PreparedCopies, boxes_of
 from halox.paths.base import Job, Key
@@ -41,12 +39,10 @@ from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.paths.scatter_gather.blocks import blocks_of
-from halox.paths.scatter_gather.graph_flags import GraphFlags
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
-from halox.runtime.gpu.stream_words import why_not_captured
-from halox.runtime.gpu.streams import CallStreams, refuse_loop
+from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import connect
 from halox.runtime.segments import Place, SegmentKey
 from halox.runtime.world import World
@@ -71,15 +67,12 @@ class CopyRecord:
     ready: int  # numbers of this rank's events
     moved: int
     events: dict[int, bytes]  # handles of these events
-    # Words that the peer sets in captured exchanges; or the reason why captures are impossible.
-    flags: Place | str
 
 
 class CopyChannel(InPlaceChannel):
     """Moves arrays between GPUs by copies of the CUDA driver; see the module.
 
-    Local. Streams wait for the peers' streams; the host waits only for the peers' hosts, and during a capture for
-    nothing.
+    Local. Streams wait for the peers' streams; the host waits only for the peers' hosts.
     """
 
     def __init__(
@@ -101,17 +94,15 @@ class CopyChannel(InPlaceChannel):
         self._job, self._arena, self._events, self.messages = job, arena, events, job.messages
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
-        self._is_concurrent = self._is_captured = False
+        self._is_concurrent = False
         self._transfers: list[PreparedCopies] = []
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
-        self._why_not_captured = why_not_captured(arena.device)
         with ExitStack() as undo:
             self._numbers = events.acquire(2)
             undo.callback(events.release, self._numbers)
             self._side = SIDE_STREAMS.acquire(arena.device)
             undo.callback(SIDE_STREAMS.release, arena.device, self._side)
-            self._flags = GraphFlags(arena, self._accessed, self._accessing)
             undo.pop_all()
 
     def records(self) -> dict[int, CopyRecord]:
@@ -119,15 +110,13 @@ class CopyChannel(InPlaceChannel):
         for m in self._moved_by_peer:
             ends.setdefault(m.peer, {})[m.direction, m.tag] = self._mapped(m)
         ready, moved = self._numbers
-        why, flags_memory = self._why_not_captured, self._flags.handles()
         records = {}
         for peer in self._job.peers:
             theirs = ends.get(peer, {})
             places = [place for end in theirs.values() for place in end.places.values()]
-            segments = flags_memory | self._arena.handles(places)
+            segments = self._arena.handles(places)
             handles = self._events.handles(self._numbers)
-            flags = self._flags.place(peer) if why is None else why
-            records[peer] = CopyRecord(theirs, segments, ready, moved, handles, flags)
+            records[peer] = CopyRecord(theirs, segments, ready, moved, handles)
         return records
 
     def _mapped(self, message: Message) -> MappedBlocks:
@@ -154,14 +143,6 @@ class CopyChannel(InPlaceChannel):
         self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._accessed]
         self._wait_moved = [opened(peer, theirs[peer].moved) for peer in self._accessing]
         self._ready_event, self._moved_event = map(self._events.own, self._numbers)
-        flags = {}
-        for peer, record in theirs.items():
-            if isinstance(record.flags, str):
-                self._why_not_captured = self._why_not_captured or f"on rank {peer} {record.flags}"
-            else:
-                flags[peer] = record.flags
-        if self._why_not_captured is None:
-            self._flags.open(flags)
         self._transfers = [self._prepared(m, theirs[m.peer].ends[m.opposite]) for m in self._moving]
         return self
 
@@ -181,17 +162,7 @@ class CopyChannel(InPlaceChannel):
         self.free()
 
     def check(self) -> None:
-        """Refuse captures without driver support or of half an exchange, and calls behind a capture."""
-        refuse_loop("the scatter_gather path")
-        is_captured = self._why_not_captured is None and self._streams.is_captured
-        if self._is_concurrent and is_captured != self._is_captured:
-            raise StateError(
-                "start() and finish() of an exchange must both be captured in one CUDA graph, or neither; "
-                f"call finish() {'in' if self._is_captured else 'after'} the capture"
-            )
-        if not is_captured:
-            self._streams.check(self._why_not_captured or "another stream is captured")
-        self._is_captured = is_captured
+        self._streams.check()
 
     def start(self) -> None:
         """Permit access to this rank's arrays after the present work of the stream; copies wait for no later work."""
@@ -199,18 +170,12 @@ class CopyChannel(InPlaceChannel):
         self._record(before, current)
         self._wait(self._side.stream.ptr, before)
         self._stream, self._is_concurrent = self._side.stream.ptr, True
-        if self._is_captured:
-            self._flags.signal_ready(current)
-        else:
-            super().start()
+        super().start()
 
     def run(self) -> None:
         """Permit access to this rank's arrays after the present work of the stream."""
         if not self._is_concurrent:
             self._stream = self._streams.enter()
-        if self._is_captured:
-            self._flags.signal_ready(self._stream)
-            return
         if self._accessing:
             self._record(self._ready_event, self._stream)
         super().run()
@@ -219,15 +184,9 @@ class CopyChannel(InPlaceChannel):
         """Put the copies on their stream, and make the current stream wait for them and for the peers' copies."""
         if not self._is_concurrent:
             self._stream = self._streams.enter()
-        if self._is_captured:
-            self._flags.consume_ready(self._stream)
-            for transfer in self._transfers:
-                transfer.launch(self._stream)
-            self._flags.end(self._stream)
-        else:
-            super().finish()
-            for event in self._wait_moved:
-                self._wait(self._stream, event)
+        super().finish()
+        for event in self._wait_moved:
+            self._wait(self._stream, event)
         if self._is_concurrent:
             self._is_concurrent = False
             after = self._side.after.ptr
@@ -253,7 +212,6 @@ class CopyChannel(InPlaceChannel):
 
     def free(self) -> None:
         super().free()
-        self._flags.free()
         self._events.release(self._numbers)
         self._numbers = []
         if self.has_ended:

@@ -136,6 +136,8 @@ class StagedPipeline(MovableChannel):
     returns, stages that have arrived are already being unpacked; `finish` waits for the remaining stages.
     """
 
+    timeline = "pack and send=start,send=_buffers.post_stage,wait and unpack=finish"
+
     def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
         self._world, self._buffers, self._work = world, buffers, work
         self._movable = work.movable

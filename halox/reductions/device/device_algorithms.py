@@ -56,7 +56,6 @@ class EmptyReduction:
     captures = True
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Do nothing."""
         if error is not None:
             raise error
 
@@ -83,16 +82,13 @@ class _Copies:
         self._source, self._target, self._stream = source, target, stream
 
     def fetch(self, values: Array, start: int) -> None:
-        """Copy a piece of the array to the host; does not wait."""
         source = self._source + start * values.itemsize
         _copy(values.ctypes.data, source, values.nbytes, self._stream)
 
     def wait(self) -> None:
-        """Wait for the stream."""
         self._stream.synchronize()
 
     def bring(self, values: Array, start: int) -> None:
-        """Copy a piece of the result to the GPU; does not wait."""
         target = self._target + start * values.itemsize
         _copy(target, values.ctypes.data, values.nbytes, self._stream)
 
@@ -114,7 +110,6 @@ class HostStagedReduction:
             self._host = HostAlgorithm(context, "host", *what)
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine the ranks' arrays."""
         moves = _Copies(source, target, stream)
         if error is None:
             try:
@@ -185,7 +180,6 @@ class HierarchicalReduction:
         self._leaders = Leaders(world, operation, dtype, elements)
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine the ranks' arrays."""
         self._world.attempt(raising(error), _DOING)
         if self._within is not None:
             self._within.reduce(source, target, stream, None)
@@ -351,7 +345,6 @@ class _NodeReduction:
         self._context, self._within, self._ranks = context, within, ranks
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Launch the reduction."""
         try:
             self._within.reduce(source, target, stream, error)
         except ExchangeTimeoutError as caught:

@@ -109,7 +109,6 @@ class ExpressionProgram:
     def kernel(
         self, world: World, arena: DeviceArena, operations: Sequence[FieldOperation], ranks: int
     ) -> FieldReduction:
-        """See `FieldProgram`."""
         return ExpressionKernel(world, arena, self._call, operations, ranks)
 
     def combine(
@@ -119,7 +118,6 @@ class ExpressionProgram:
         targets: Sequence[CupyArray],
         stream: Stream,
     ) -> Sequence[CupyArray]:
-        """See `FieldProgram`."""
         assert kernel is not None
         first, *others = [target.data.ptr for target in targets]
         kernel(operands(*inputs, others), first, stream)

@@ -98,17 +98,23 @@ class DeviceReductions(HostArrays):
     def moments(self, numbers: Any) -> tuple[float, ...]:
         """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
 
-        One launch, which subtracts the number in the middle of the array, reads it.
+        One launch, which subtracts the number in the middle of the array, reads it. If this number is far from the
+        others, compared with their deviation, a second launch subtracts the mean.
         """
         cells = describe(numbers)
         pivot = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
-        one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
-        sums = self._local("moments", [cells, one])
-        if sums is None:
-            away = numbers.astype("f8") - pivot
-            return float(pivot), float(away.mean()), float(away.var())
-        mean, square = (sums.view("f8") / numbers.size).tolist()
-        return float(pivot), mean, max(square - mean * mean, 0.0)  # NaN stays
+        for _ in range(2):
+            one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
+            sums = self._local("moments", [cells, one])
+            if sums is None:
+                away = numbers.astype("f8") - pivot
+                return float(pivot), float(away.mean()), float(away.var())
+            mean, square = (sums.view("f8") / numbers.size).tolist()
+            variance, at = square - mean * mean, float(pivot)
+            if not mean * mean > 16 * variance:  # also if this is not a number
+                break
+            pivot = cupy().asarray(at + mean, numbers.dtype)
+        return at, mean, max(variance, 0.0)  # NaN stays
 
     def ends(self, numbers: Any) -> tuple[Any, Any]:
         """Return the smallest and the largest number of this rank; blocks."""

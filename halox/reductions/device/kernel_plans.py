@@ -94,7 +94,6 @@ class ReductionPlan:
 
     @property
     def flags_offset(self) -> int:
-        """Offset of the flags."""
         return self.slots * self.slot_bytes
 
     @property
@@ -109,7 +108,6 @@ class ReductionPlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of a rank's memory."""
         return self.partials_offset + rounded_up(self.partial_bytes, _ALIGNMENT)
 
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:

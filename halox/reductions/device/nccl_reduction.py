@@ -326,7 +326,6 @@ class NcclHierarchicalReduction:
         return launches
 
     def _grouped(self, ops: Sequence[NcclOp]) -> Sequence[Callable[[int], None]]:
-        """Return the group of sends and receives, if there are any."""
         return [self._ranks.prepared(ops)] if ops else []
 
     def _named(self, ops: Sequence[NcclOp]) -> list[NcclOp]:

@@ -118,13 +118,11 @@ class ArrayKernels:
         return PreparedLaunch(*self._shape, args, device=self._device).launch
 
     def copy_launch(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
-        """Return the launch that copies an array, after setting a mark."""
         numbers = map(ctypes.c_uint64, (target, source, self._elements))
         args = [*numbers, *(mark or Mark(0, is_end=False)).arguments]
         return PreparedLaunch(self._copy, *self._shape[1:], args, device=self._device).launch
 
     def copy(self, target: int, source: int, stream: int) -> None:
-        """Copy an array, perhaps to or from another GPU."""
         runtime = self._runtime
         runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream)
 

@@ -64,7 +64,6 @@ class ExactSum:
             return inf if self._units > 0 else -inf
 
     def add(self, values: Array) -> None:
-        """Add a contiguous one-dimensional array of float64."""
         with np.errstate(all="ignore"):
             for start in range(0, len(values), MOST):
                 self._add_block(values[start : start + MOST], 0)

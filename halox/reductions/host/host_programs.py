@@ -67,14 +67,12 @@ class ExactValues(Values):
         self.of_block = partial(_records, operation.name)
 
     def of_rank(self, of_blocks: Sequence[Any]) -> Array:
-        """Return the records of this rank's sums."""
         records = of_blocks[0]
         if len(of_blocks) > 1:
             records = [ExactSum(part).record() for part in zip(*of_blocks, strict=True)]
         return np.frombuffer(b"".join(records), "u1")
 
     def join(self, total: Array, other: Array) -> None:
-        """Add the sums of two groups of ranks in ``total``."""
         for part in self._parts():
             both = ExactSum([total[part].tobytes(), other[part].tobytes()])
             total[part] = np.frombuffer(both.record(), "u1")
@@ -120,7 +118,6 @@ class FieldProgram:
         self.shown += ", reproducible=True" * operation.is_exact
 
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
-        """Return this rank's record of each result."""
         value = self._of_block(*views)
         return [self._of_rank([value]) if self._is_exact else value]
 
@@ -163,7 +160,6 @@ class Blocks:
 
     @np.errstate(all="ignore")
     def of_cells(self, views: Sequence[Array], scalars: Sequence[Array]) -> list[Any]:
-        """See `FieldProgram`."""
         inputs = [*views, *self._indices]
         first = inputs[0]
         scratch = [np.empty(min(MOST, first.size), dtype) for dtype in self._dtypes]

@@ -73,14 +73,12 @@ class HostMoves:
         self._source, self._target = source, target
 
     def fetch(self, values: Array, start: int) -> None:
-        """Copy a piece of the array."""
         values[...] = self._source[start : start + len(values)]
 
     def wait(self) -> None:
         """Do nothing: copies have ended when they return."""
 
     def bring(self, values: Array, start: int) -> None:
-        """Copy a piece of the result."""
         self._target[start : start + len(values)] = values
 
 

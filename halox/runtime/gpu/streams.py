@@ -9,9 +9,6 @@ from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.waiting import Waiter
 
-LEGACY_STREAMS = (0, 1)
-"""The null stream and CU_STREAM_LEGACY; neither can be captured."""
-
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 loops: list[object] = []  # not empty while the body of a loop is captured
 
@@ -38,23 +35,13 @@ def is_capturing(stream: Stream | int | None = None) -> bool:
         raise
 
 
-def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> None:
-    """Raise `StateError` if a stream is being captured; call this before enqueueing work on the stream.
-
-    ``why`` is the reason in the error's text; by default, that the path needs the host in every exchange.
-    """
+def refuse_capture(stream: Stream | int, path: str) -> None:
+    """Raise `StateError` if a stream is being captured; call this before enqueueing work on the stream."""
     if is_capturing(stream):
-        reason = "needs the host in every exchange and cannot be captured in a CUDA graph"
-        others = "scatter_gather/copy_engine where ranks share one, or nccl between nodes"
-        if why is not None:
-            reason, others = (
-                f"cannot be captured in a CUDA graph here: {why}",
-                "or nccl between nodes",
-            )
         raise StateError(
-            f"the {path} path {reason}; capture only "
+            f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            f'its own (path="peer" or HALOX_PATH=peer), {others}'
+            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
         )
 
 
@@ -108,17 +95,11 @@ class CallStreams:
             self._order.follow(stream)
         return int(stream.ptr)
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether the current stream is capturing; False for a legacy stream, whose work would invalidate a capture."""
-        pointer = int(self._current().ptr)
-        return pointer not in LEGACY_STREAMS and is_capturing(pointer)
-
-    def check(self, why: str | None = None) -> None:
-        """Raise `StateError` if the current stream or the last call's stream is capturing; see `refuse_capture`."""
-        refuse_capture(self._current(), self._path, why)
+    def check(self) -> None:
+        """Raise `StateError` if the current stream or the last call's stream is capturing."""
+        refuse_capture(self._current(), self._path)
         if self._order.last is not None:
-            refuse_capture(self._order.last, self._path, why)
+            refuse_capture(self._order.last, self._path)
 
     def end(self, waiter: Waiter, *others: Stream) -> bool:
         """Wait for the streams of the last call and capture, and ``others``; return False after the time limit.

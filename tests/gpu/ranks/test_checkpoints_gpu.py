@@ -127,3 +127,45 @@ def test_records_follow_the_work_of_the_stream(path: Path, comm: MPI.Intracomm) 
                 assert (ds.thin[n] == 101 * n + 1).all() and (ds.plane[n] == 101 * n + 1).all()
             assert ds.thin.shape == (4, 8, 7, 12) and ds.plane.shape == (4, 1, 20, 36)
         comm.Barrier()
+
+
+def test_windows_and_rounding_on_streams_that_change(path: Path, comm: MPI.Intracomm) -> None:
+    """Each record has arrays of its own, on a stream of its own that is stalled; the arrays change right after it."""
+    import tensorstore
+
+    from tests.gpu.guarded import stall
+
+    def stored(name: str) -> Any:
+        store = {"driver": "file", "path": f"{path}/a/{name}/"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
+        return array.read().result().reshape(2, -1)
+
+    with halox.Grid(CELLS, comm=comm, device="gpu", halo=1) as grid:
+        fields = {
+            "f": grid.zeros("f4", staggered=1, components=2),
+            "c": grid.zeros("c8"),
+            "n": grid.zeros("i2"),
+        }
+        options: dict[str, Any] = {"mean": ["c", "f", "n"], "max": ["f", "n"], "keepbits": {"c": 6}}
+        every = dict.fromkeys(fields, 3)
+        with halox.Output(grid, path / "a", fields, every=every, **options) as out:
+            for number in range(6):
+                new = {name: grid.zeros_like(u) for name, u in fields.items()}
+                cupy.cuda.get_current_stream().synchronize()
+                with cupy.cuda.Stream(non_blocking=True):
+                    stall()
+                    new["f"][...] = 1.75 - number**2
+                    new["n"][...] = -(number**2)
+                    new["c"][...] = 1 + 0.3j * number
+                    out.append(new, time=number)
+                    for u in new.values():
+                        u[...] = 77
+        comm.Barrier()
+    squares = np.array([[0, 1, 4], [9, 16, 25]])
+    for name, constant in (("f", 1.75), ("n", 0)):
+        values = constant - squares
+        for method, expected in (("mean", values.mean(1)), ("max", values.max(1))):
+            assert np.allclose(stored(f"{name}_{method}"), expected[:, None], rtol=1e-6), name
+    imag = np.round([0.3 * 256, 1.2 * 64]) / [256, 64]  # 6 bits
+    assert (stored("c_mean") == (1 + 1j * imag)[:, None].astype("c8")).all()
+    comm.Barrier()

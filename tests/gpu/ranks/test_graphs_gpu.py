@@ -23,7 +23,7 @@ REPLAYS = 1000
 
 
 @pytest.mark.parametrize("form", ["alone", "with kernels", "start and finish"])
-@along([*CAPTURED, *COPIES])
+@along(CAPTURED)
 def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
     """Every replay has new values; the plan is also called without the graph before, between and after replays."""
     with way.box(comm) as grid:
@@ -79,7 +79,7 @@ def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
             assert int(other[0]) == REPLAYS + 10
 
 
-@along([*CAPTURED, *COPIES])
+@along(CAPTURED)
 def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
     """One graph runs the plans in sequence, and then both at the same time."""
     with way.box(comm) as grid:
@@ -109,7 +109,7 @@ def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize("call", ["plan", "start"])
-@along(BY_HOST)
+@along([*BY_HOST, *COPIES])
 def test_capture_is_refused(way: Way, call: str, comm: MPI.Intracomm) -> None:
     """The error leaves the capture intact: the graph can be ended and launched, and the stream used."""
     with way.box(comm) as grid:

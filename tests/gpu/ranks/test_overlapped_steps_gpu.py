@@ -16,7 +16,7 @@ require("gpu")
 
 import cupy  # noqa: E402
 
-from tests.gpu.test_overlap_gpu import Smoother, smoothed  # noqa: E402
+from tests.gpu.test_overlap_gpu import run_pairs_of_steps, smoothed  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(1, 2, 3, 4)]
 
@@ -34,28 +34,9 @@ def test_overlapped_steps(axis: int, own: bool, comm: MPI.Intracomm) -> None:
         if not own:
             u, new = u.copy(), new.copy()
         grid.interior(u)[...] = cupy.asarray(whole[grid.owned])
-        plan, smooth = grid.plan(u, overlap=True), Smoother()
+        plan = grid.plan(u, overlap=True)
         captures = all(row.path in ("peer", "local") for row in plan.explain().rows)
-
-        def two_steps() -> None:
-            for old, result in ((u, new), (new, u)):
-                for cells in plan.overlap(old, width=1):
-                    smooth(result, old, cells)
-
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            cupy.cuda.Device().synchronize()
-            for _ in range(3):
-                two_steps()
-            if captures:
-                stream.begin_capture()
-                two_steps()
-                graph = stream.end_capture()
-            for _ in range(4):
-                if captures:
-                    graph.launch(stream)
-                else:
-                    two_steps()
-            stream.synchronize()
+        run_pairs_of_steps(plan, u, new, pairs=7, captured=captures)
         wanted = smoothed(whole, 14)[grid.owned]
         assert agree(bool(np.array_equal(grid.interior(u).get(), wanted)), comm)
         assert comm.size == 1 or "; on" in str(plan.explain())

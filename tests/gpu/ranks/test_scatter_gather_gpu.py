@@ -1,4 +1,4 @@
-"""The scatter_gather path by copy engines on GPUs, shared or not: kinds of memory and of copies, and graphs.
+"""The scatter_gather path by copy engines on GPUs, shared or not: kinds of memory and of copies.
 
 test_paths_gpu.py tests received values and stream order on every path.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import PathError, StateError
+from halox.errors import PathError
 from tests.gpu.ranks.paths import mappable_arrays
 from tests.mpi import ways
 from tests.mpi.conftest import agree
@@ -97,124 +96,6 @@ def test_no_kernel_runs(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) ->
         low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         right = (u[0, 1:-1, 1:-1] == low).all() & (u[-1, 1:-1, 1:-1] == high).all()
         assert agree(bool(right), comm)
-
-
-def whole_field(shape: tuple[int, ...], step: int) -> np.ndarray:
-    """All cells of a field at a step, few of them with equal values."""
-    return ((np.arange(np.prod(shape)) * 7 + 1013 * step) % 30011).astype("f8").reshape(shape)
-
-
-@pytest.mark.parametrize("form", ["plan", "start and finish"])
-def test_captured_exchanges(form: str, comm: MPI.Intracomm) -> None:
-    """Replays with new values, mixed with calls of the same plan without the graph, compared with NumPy."""
-    shape, rows = (6 * comm.size, 20, 24), slice(6 * comm.rank, 6 * comm.rank + 8)
-    with WAY.grid(shape, comm, proc_shape=(comm.size, 1, 1), periodic=True) as grid:
-        u, work = grid.zeros("f8"), cupy.zeros(1 << 20)
-        plan = grid.plan(u)
-        assert WAY.check_taken(plan, comm)
-        work += 0  # compiled before the capture
-        cupy.cuda.runtime.deviceSynchronize()
-        wrong = []
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            for number in range(2):
-                plan()
-                if number:
-                    plan.start()
-                    plan.finish()
-            stream.begin_capture()
-            if form == "plan":
-                plan()
-            else:
-                plan.start()
-                work += 1
-                plan.finish()
-            graph = stream.end_capture()
-            for step in range(100):
-                values = whole_field(shape, step)
-                u[...] = -1
-                grid.interior(u)[...] = cupy.asarray(values[grid.owned])
-                if step % 10 == 7:
-                    plan()
-                elif step % 10 == 8:
-                    plan.start()
-                    plan.finish()
-                else:
-                    graph.launch(stream)
-                wanted = np.pad(values, 1, mode="wrap")[rows]
-                if u.get(stream=stream).tobytes() != wanted.tobytes():
-                    wrong.append(step)
-            stream.synchronize()
-        assert agree(not wrong, comm), wrong
-        assert float(work[0]) == (0 if form == "plan" else 80)
-
-
-@pytest.mark.parametrize("way", ["put", "get"])
-def test_captured_messages_of_one_way(way: str, zeros: Any, comm: MPI.Intracomm) -> None:
-    """Each rank sends to the next, and no message returns; replays with new values are enqueued far ahead."""
-    n, last = 1 << 12, comm.size - 1
-    mine: Any = (zeros(n, "f8"), zeros(n, "f8"))
-    user = cupy.zeros(n), cupy.zeros(n)
-    x, y = (user[0], mine[1]) if way == "put" else (mine[0], user[1])
-    kind = dt.vector(n // 8, 4, 8, "f8")
-    sends = [Send(x, kind, comm.rank + 1)] if comm.rank < last else []
-    receives = [Recv(y, kind, comm.rank - 1)] if comm.rank else []
-    step, wrong = cupy.zeros((), "f8"), cupy.zeros((), "i8")
-    numbers = cupy.arange(n, dtype="f8") * 1e-6
-    sent = numbers.reshape(-1, 8)[:, :4]
-
-    def whole_step() -> None:
-        cupy.add(step, 1.0, out=step)
-        cupy.add(numbers, step + 100 * comm.rank, out=x)
-        exchange()
-        if receives:
-            found = y.reshape(-1, 8)
-            wrong[...] += (found[:, :4] != sent + (step + 100 * (comm.rank - 1))).sum()
-            wrong[...] += (found[:, 4:] != 0).sum()
-
-    with Exchange(sends, receives, comm=comm, path=WAY.path) as exchange:
-        cupy.cuda.runtime.deviceSynchronize()
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            for _ in range(3):
-                whole_step()
-            stream.synchronize()
-            stream.begin_capture()
-            whole_step()
-            graph = stream.end_capture()
-            for number in range(200):
-                graph.launch(stream)
-                if number % 50 == 20:
-                    whole_step()
-            stream.synchronize()
-        assert agree(int(wrong) == 0 and float(step) == 207, comm), (int(wrong), float(step))
-
-
-def test_half_an_exchange_in_a_capture(comm: MPI.Intracomm) -> None:
-    """``finish`` in a capture raises if ``start`` was called before the capture; it works after the capture."""
-    with WAY.box(comm) as grid:
-        u, counter = grid.zeros("f8"), cupy.zeros(1)
-        plan = grid.plan(u)
-        counter += 0
-        cupy.cuda.runtime.deviceSynchronize()
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            ways.fill(grid, u, 3)
-            plan.start()
-            stream.begin_capture()
-            counter += 1
-            with pytest.raises(StateError):
-                plan.finish()
-            graph = stream.end_capture()
-            plan.finish()
-            wrong = ways.wrong_cells(grid, u, 3)
-            graph.launch(stream)
-            stream.begin_capture()
-            plan.start()
-            plan.finish()
-            graph = stream.end_capture()
-            ways.fill(grid, u, 4)
-            graph.launch(stream)
-            wrong += ways.wrong_cells(grid, u, 4)
-            stream.synchronize()
-        assert agree(int(wrong) == 0 and float(counter[0]) == 1, comm)
 
 
 def test_multiprocessors_are_left_alone(comm: MPI.Intracomm) -> None:

@@ -347,18 +347,15 @@ class IpcRig(RecordedRig):
 
 
 class CopyRig(RecordedRig):
-    """The copy engine; ``refused`` is the reason why the driver cannot capture, None if it can."""
+    """The copy engine."""
 
-    def set_up(self, monkeypatch: pytest.MonkeyPatch, refused: str | None = None) -> None:
+    def set_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().set_up(monkeypatch)
-        self.refused = refused
-        room = "halox.paths.scatter_gather"
+        room = "halox.paths.scatter_gather.copy_engine"
         for name, fake in {
-            "copy_engine.boxes_of": lambda blocks: blocks,
-            "copy_engine.PreparedCopies": self.prepared,
-            "copy_engine.SIDE_STREAMS": Pool(SideStream),
-            "copy_engine.why_not_captured": lambda device: self.refused,
-            "graph_flags.PreparedWords": self.gpu.words,
+            "boxes_of": lambda blocks: blocks,
+            "PreparedCopies": self.prepared,
+            "SIDE_STREAMS": Pool(SideStream),
         }.items():
             monkeypatch.setattr(f"{room}.{name}", fake)
 
@@ -377,27 +374,6 @@ class CopyRig(RecordedRig):
     def channel_of(self, job: Job, ways: Any, link: NodeLink) -> Any:
         memory: Any = (self.arena, self.events)
         return make_copy_channel(self.world, job, ways, memory, link)
-
-    def capture(self, form: str = "run") -> list[Any]:
-        """Capture an exchange in a graph, as a call of the plan or as start and finish."""
-        self.gpu.begin_capture()
-        self.channel.check()
-        if form == "run":
-            self.channel.run()
-        else:
-            self.channel.start()
-            self.channel.check()
-        self.channel.finish()
-        graph = self.gpu.end_capture()
-        self.channel.check()
-        return graph
-
-    def replay(self, graph: list[Any], epoch: int) -> None:
-        """Make a step by a replay of a graph, without a wait of the host."""
-        self.gpu.epoch = epoch
-        self.fill(epoch)
-        self.gpu.replay(graph)
-        self.expect(epoch)
 
 
 class StagedRig(ChannelRig):

@@ -274,7 +274,10 @@ def test_memory_stays_until_all_have_closed(
         comm.Barrier()
         assert agree(not made.arena.released and not made.events._free, comm)
     made.leave()
-    assert agree(bool(made.arena.released and made.events._free), comm)
+    has_released = (
+        bool(made.arena.released) or name == "copy engine"
+    )  # which has no memory of its own
+    assert agree(bool(has_released and made.events._free), comm)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -305,7 +308,7 @@ def test_later_plans_take_the_memory_of_closed_plans(
     assert len(set(sizes)) == 1, sizes
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", [name for name in RECORDED if name != "copy engine"])
 def test_an_error_of_one_rank_is_raised_on_all(name: str, rig: Make, comm: MPI.Intracomm) -> None:
     made = rig(name, ring("staging" if name == "ipc" else "put", comm.size))
     made.leave()

@@ -15,10 +15,9 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import DecompositionError, MismatchError, PathError
-from halox.runtime.gpu import driver
 from halox.runtime.gpu.pools import Pool
 from tests.fakes.fake_cupy import Array, Machine, MappedArena
-from tests.fakes.fake_driver import CAPTURED, fake_driver
+from tests.fakes.fake_driver import fake_driver
 from tests.fakes.host_launches import host_launches
 from tests.mpi.conftest import agree
 from tests.support import require
@@ -40,7 +39,6 @@ def machine(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
     for name, fake in {
         "paths.scatter_gather.copy_engine.SIDE_STREAMS": Pool(lambda device: side),
-        "paths.scatter_gather.copy_engine.why_not_captured": lambda device: None,
         "runtime.device_arena.DeviceArena": MappedArena,
     }.items():
         monkeypatch.setattr(f"halox.{name}", fake)
@@ -154,65 +152,6 @@ def test_rows_that_a_fold_reverses(n: int, path: str, machine: Any, comm: MPI.In
     ) as grid:
         rows = grid.plan(grid.zeros("f8")).explain().rows
         assert {row.path for row in rows if row.peer != comm.rank} == {path}
-
-
-class Graph:
-    """Driver calls, captured instead of executed; `launch` executes them."""
-
-    def __init__(self, machine: Any) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self._machine, self._made = machine, driver.call
-
-    def __enter__(self) -> Graph:
-        gpu, is_capturing = self._machine.gpu, self._machine.cuStreamIsCapturing
-
-        def call(function: Any, *arguments: Any, device: int | None = None) -> Any:
-            if function == is_capturing:
-                return self._made(function, *arguments, device=device)
-            self.calls.append((function, *arguments))
-            return []
-
-        gpu.capturing, gpu.stream.ptr = True, CAPTURED
-        driver.call = call
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        gpu = self._machine.gpu
-        gpu.capturing, gpu.stream.ptr = False, 0
-        driver.call = self._made
-
-    def launch(self) -> None:
-        for function, *arguments in self.calls:
-            self._made(function, *arguments)
-
-
-@pytest.mark.parametrize("form", ["plan", "start and finish"])
-def test_replays_among_processes(form: str, machine: Any, comm: MPI.Intracomm) -> None:
-    """Replays on concurrent ranks, which wait for one another's words, give the same values as NumPy in every step."""
-    shape, procs = (4 * comm.size, 7, 8), (comm.size, 1, 1)
-    rows = slice(4 * comm.rank, 4 * comm.rank + 6)
-    options: Any = {"comm": comm.Dup(), "device": "gpu", "path": PATH}
-    with halox.Grid(shape, periodic=(True, False, False), proc_shape=procs, **options) as grid:
-        u = grid.zeros("f8")
-        plan = grid.plan(u)
-        with Graph(machine) as graph:
-            if form == "plan":
-                plan()
-            else:
-                plan.start()
-                plan.finish()
-        assert graph.calls
-        wrong = []
-        for step in range(40):
-            values = (np.arange(np.prod(shape)) * 7.0 + 1013 * step).reshape(shape)
-            u.values[...] = -1
-            u.values[1:-1, 1:-1, 1:-1] = values[grid.owned]
-            plan() if step % 10 in (3, 4) else graph.launch()
-            around = np.pad(values, ((1, 1), (0, 0), (0, 0)), mode="wrap")[rows]
-            wanted = np.pad(around, ((0, 0), (1, 1), (1, 1)), constant_values=-1)
-            if not (u.values == wanted).all():
-                wrong.append(step)
-        assert agree(not wrong, comm), wrong
 
 
 def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:

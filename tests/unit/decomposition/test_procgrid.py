@@ -157,7 +157,6 @@ def test_blocks_thinner_than_the_halo_are_chosen_if_there_are_no_others(
         ((8, (16, 16), 1, False, (3, 0)), "proc_shape=(3, 0) with 8 ranks: "),
         ((8, (16, 4), 1, False, (1, 8)), "proc_shape=(1, 8) with 8 ranks: "),
         ((4, (16, 2), (1, 1), False, (1, 0)), "proc_shape=(1, 0) with 4 ranks: "),
-        ((2, (16, 1), 2, True), "halo: "),
         ((4, (16, 8), 1, False, (2, 2), (None, (2, 4, 2))), "proc_shape=(2, 2) with 4 ranks: "),
         ((1, (16, 8), 1, False, None, (None, (2, 4, 2))), "ranks=1: "),
     ],

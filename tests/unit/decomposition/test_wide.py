@@ -8,13 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from halox.decomposition import FieldLayout, decompose
-from halox.decomposition.field_regions import check_widths, exchange_regions
-from halox.errors import DecompositionError
+from halox.decomposition import FieldLayout
+from halox.decomposition.field_regions import exchange_regions
 from tests.oracle import Case, Field
 from tests.strategies import cells, checkerboards, some_axes
 from tests.support import trials
@@ -105,10 +103,9 @@ def test_only_the_halos_that_an_exchange_fills_make_a_layout_wide() -> None:
     assert not layouts_of(((2, 3),), (False,), ((2, 3),))[0].is_wide
 
 
-def test_a_halo_wider_than_a_periodic_axis_is_an_error() -> None:
-    for layout in layouts_of(((2, 2), (5, 1)), (False, True), ((5, 5), (1, 7))):
-        with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
-            check_widths(layout)
-    with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
-        decompose((4, 6), 2, halo=(5, (1, 7)), periodic=(False, True))
-    assert decompose((4, 6), 2, halo=(5, (1, 6)), periodic=(False, True)).ranks == 2
+def test_a_cell_with_several_images_goes_once_to_each() -> None:
+    """A periodic axis of one cell, and a halo of three periods."""
+    (layout,) = layouts_of(((1,),), (True,), ((3, 2),))
+    regions = exchange_regions(layout)
+    assert [r.direction for r in regions if r.recv] == [(-3,), (-2,), (-1,), (1,), (2,)]
+    assert {r.send.starts for r in regions if r.send} == {(3,)}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+import halox
 from halox.decomposition import Decomposition, decompose
 from halox.domain.layouts import FieldLayouts
 from halox.errors import FieldError
@@ -50,9 +51,19 @@ def test_a_shape_has_one_reading_or_an_error_says_that_it_cannot_tell(
         elif not any(f.staggered) and not bare:
             assert found == layout.spec
     else:
-        text = f"can be read in {len(fitting)} ways" if fitting else "does not fit the grid"
+        none = "does not fit the grid|of a staggered field without|is the whole grid's shape"
+        text = f"can be read in {len(fitting)} ways" if fitting else none
         with pytest.raises(FieldError, match=text):
             of_grid.find(array)
+
+
+def test_the_points_of_a_staggered_field_are_not_read_as_cells_and_halo() -> None:
+    with halox.Grid(8, halo=((0, 1),), device="cpu") as grid:
+        w, u = grid.ones(staggered=0), grid.ones()
+        assert grid.interior(w).shape == u.shape and grid.sum(w) == 9
+        with pytest.raises(FieldError, match="give the field itself"):
+            grid.sum(grid.interior(w))
+        assert grid.sum(u.copy()) == grid.sum(grid.interior(u)) == 8
 
 
 def test_shapes_without_a_reading_are_refused() -> None:

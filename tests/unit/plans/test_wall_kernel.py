@@ -23,7 +23,7 @@ from halox.plans.wall_operations import FieldWalls, WallOperations, view_in
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.fakes.cpu_kernels import SHIM, aligned, shared_library
-from tests.oracle import Case, expected, whole_values
+from tests.oracle import Case, expected, pad_between_mirrors, whole_values
 from tests.strategies import some_axes, walls
 from tests.support import require, trials
 from tests.unit.plans.by_regions import layouts
@@ -208,16 +208,24 @@ def test_layers_of_the_halo_as_sources_are_declined() -> None:
     assert plan_fill([(0, walls_of(layout))], [describe(u)], SMS) is not None
 
 
-@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(("reflect", "reflect"), ("symmetric", "symmetric"), ("antisymmetric", "antisymmetric")),
+        *(("antisymmetric", "reflect"), ("symmetric", "antisymmetric")),
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 5), (2, 3), (3, 1)])
-def test_mirrors_deeper_than_the_block(mode: Any, shape: tuple[int, int]) -> None:
+def test_mirrors_deeper_than_the_block(pair: tuple[str, str], shape: tuple[int, int]) -> None:
     """Several reflections, as `numpy.pad` has them, by the kernel and on the host."""
-    spec = FieldSpec(((7, 6),) * 2, boundary=normalise_boundary(mode, (False, False)))
+    spec = FieldSpec(((7, 6),) * 2, boundary=normalise_boundary((pair, pair), (False, False)))
     layout = FieldLayout(decompose(shape, 1), 0, spec)
     inner = np.random.default_rng(1).random(shape)
     u = np.zeros(layout.padded_shape)
     u[layout.interior] = inner
-    v, right = u.copy(), np.pad(inner, ((7, 6),) * 2, mode=mode)
+    v, right = u.copy(), inner
+    for axis in (0, 1):
+        right = pad_between_mirrors(right, axis, (7, 6), pair)
     plans = plan_fill([(0, walls_of(layout))], [describe(u)], SMS)
     assert plans is not None
     for plan in plans:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from halox.errors import DeviceError
-from halox.runtime.gpu import driver, stream_words
+from halox.runtime.gpu import driver
 from halox.runtime.gpu.copies import MAX_PITCH, PreparedMemcpy
 from halox.runtime.gpu.driver import MemoryKind, memory_kind
-from halox.runtime.gpu.stream_words import PreparedWords, WordStep
-from tests.fakes.fake_driver import CAPTURED, STREAM, compiled, fake_driver
+from tests.fakes.fake_driver import STREAM, compiled, fake_driver
 from tests.support import ROOT, require
 
 GUARD = 0xA5
@@ -134,71 +131,6 @@ class TestAddresses:
         newest["kind"], newest["managed"], newest["ordinal"] = kind, managed, 3
         assert memory_kind(1000) == expected
         assert memory_kind(2000) == MemoryKind("unregistered", None, None)
-
-
-class TestWords:
-    def test_in_order(self, newest):
-        """Each wait is for the value of the write before it, and the steps need more than one batch."""
-        words = np.zeros(3, np.uint32)
-        steps = []
-        for number in range(200):
-            at = address(words) + 4 * (number % 2)
-            steps += [WordStep("write", at, number + 7), WordStep("wait", at, number + 7)]
-        PreparedWords(steps, 0).launch(STREAM)
-        assert words.tolist() == [205, 206, 0]
-        assert newest["calls_words"] == 2 and newest["last_stream"] == STREAM
-
-    def test_a_wait_ends_with_the_value_alone(self, newest):
-        words = np.zeros(2, np.uint32)
-        steps = WordStep("wait", address(words), 5), WordStep("write", address(words) + 4, 1)
-        waiting = threading.Thread(target=PreparedWords(steps, 0).launch, args=(STREAM,))
-        waiting.start()
-        for value in (4, 6):
-            words[0] = value
-            waiting.join(0.01)
-            assert waiting.is_alive() and words[1] == 0
-        words[0] = 5
-        waiting.join()
-        assert words[1] == 1
-
-    @pytest.mark.parametrize("broken", ["nothing", "operation", "capture"])
-    def test_whether_graphs_hold_them(self, broken, newest, monkeypatch):
-        """A refusal by the driver is the reason returned, and the capture is always ended."""
-        ended = []
-
-        class Stream:
-            ptr = CAPTURED
-
-            def __init__(self, non_blocking):
-                assert non_blocking
-
-            def begin_capture(self, mode):
-                assert mode == 1
-                if broken == "operation":
-                    newest["next_error"] = 900
-
-            def end_capture(self):
-                ended.append(1)
-                if broken != "nothing":
-                    raise RuntimeError("cudaErrorStreamCaptureInvalidated")
-
-        word = np.zeros(1, np.uint32)
-        cuda = SimpleNamespace(
-            Stream=Stream,
-            Memory=lambda nbytes: SimpleNamespace(ptr=address(word)),
-            Device=lambda number: contextlib.nullcontext(),
-            runtime=SimpleNamespace(streamCaptureModeThreadLocal=1),
-        )
-        monkeypatch.setattr(stream_words, "cupy", lambda: SimpleNamespace(cuda=cuda))
-        stream_words.why_not_captured.cache_clear()
-        said = stream_words.why_not_captured(0)
-        stream_words.why_not_captured.cache_clear()
-        assert ended == [1]
-        if broken == "nothing":
-            assert said is None
-        else:
-            text = "CAPTURE_UNSUPPORTED" if broken == "operation" else "CaptureInvalidated"
-            assert text in said
 
 
 def test_nvidias_own_bindings():

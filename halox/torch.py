@@ -1,0 +1,149 @@
+"""Exchanges of PyTorch's tensors with gradients: `exchange` is a function of `torch.autograd`; needs PyTorch.
+
+An exchange is linear, apart from the numbers of its boundaries, and an accumulation is its adjoint. So `_Exchange` and
+`_Accumulate` are the backward functions of each other, and gradients of any order exist. Only programs import this
+module, by ``import halox.torch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+from halox.domain.domain import Domain, domain_of
+from halox.errors import FieldError, MissingPackageError, raising
+from halox.grid import Grid
+from halox.plans.plan import Plan
+from halox.runtime.call_guard import short_errors
+from halox.runtime.gpu.cuda import cupy
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingPackageError("halox.torch needs PyTorch: `pip install torch`") from error
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@short_errors
+def exchange(
+    grid: Grid[Any] | Plan, /, *tensors: torch.Tensor, inplace: bool = False, **options: Any
+) -> Any:
+    """Return tensors with the neighbours' cells in their halos; gradients flow back to the ranks that own the cells.
+
+    Parameters
+    ----------
+    grid : Grid or Plan
+        A grid, or a plan of `Grid.plan` for arrays of the tensors' shapes, dtypes and strides.
+    *tensors : torch.Tensor
+        Tensors of the grid's padded shape on its device, with any axes before and behind: (N, C, H, W) on a grid of two
+        axes. They are sent together, in one message per neighbour.
+    inplace : bool
+        Whether to fill the halos of the tensors themselves instead of copies.
+    **options
+        ``corners`` and ``axes`` of `Grid.exchange`; not for a plan.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The tensor, or the tensors if several were given.
+
+    Raises
+    ------
+    FieldError
+        Also if an argument is not a tensor, or is a leaf that requires gradients and would be changed in place. Other
+        errors are those of `Grid.exchange`, in the backward pass those of `Grid.accumulate`.
+
+    Notes
+    -----
+    Collective as `Grid.exchange`. So is the backward pass: every rank must go back through the same exchanges. Both run
+    in PyTorch's current stream.
+    """
+    domain = domain_of(grid)
+    fill = grid if isinstance(grid, Plan) else grid.exchange
+    halos = _Halos(partial(fill, **options), partial(grid.accumulate, **options), domain)
+    halos.check(tensors, inplace)
+    copies = _Exchange.apply(halos, inplace, False, *tensors)
+    filled = tensors if inplace else copies
+    return filled[0] if len(tensors) == 1 else filled
+
+
+class _Halos(NamedTuple):
+    """Exchange and accumulation of a grid or a plan."""
+
+    fill: Callable[..., None]
+    add: Callable[..., None]
+    domain: Domain
+
+    def check(self, tensors: Sequence[object], inplace: bool) -> None:
+        """Raise `FieldError` on all ranks if tensors are invalid on this one."""
+        error = None if tensors else "tensors: give one or more"
+        for number, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                error = f"tensors[{number}] must be a torch.Tensor, got {type(tensor).__name__}"
+            elif inplace and tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
+                error = (
+                    f"tensors[{number}] is a leaf that requires gradients, which must not change in place; leave out "
+                    "inplace=True"
+                )
+        if error is not None:
+            world = self.domain.world
+            with world.guard:
+                world.begin("exchange")
+                world.attempt(raising(FieldError(error)), "exchange")
+
+    def run(self, call: Callable[..., None], tensors: Sequence[torch.Tensor]) -> None:
+        """Exchange or accumulate tensors in place, in PyTorch's current stream."""
+        with ExitStack() as stack:
+            device = self.domain.device_id
+            if device is not None:
+                stream = torch.cuda.current_stream(device).cuda_stream
+                stack.enter_context(cupy().cuda.Device(device))
+                stack.enter_context(cupy().cuda.ExternalStream(stream, device))
+            call(*[tensor.detach() for tensor in tensors])
+
+
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
+    """Exchange of tensors or of copies; the ``linear`` one leaves out the numbers of boundaries."""
+
+    @staticmethod
+    def forward(halos: _Halos, inplace: bool, linear: bool, *tensors: Any) -> Any:
+        filled = tensors if inplace else tuple([tensor.clone() for tensor in tensors])
+        halos.run(halos.fill, filled)
+        if linear:
+            constant = [torch.zeros_like(tensor) for tensor in filled]
+            halos.run(halos.fill, constant)
+            for tensor, numbers in zip(filled, constant, strict=True):
+                tensor -= numbers
+        return filled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.halos, inplace, _, *tensors = inputs
+        ctx.strides = [tensor.stride() for tensor in output]
+        if inplace:
+            ctx.mark_dirty(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None, None, *_Accumulate.apply(ctx.halos, ctx.strides, *gradients)
+
+
+class _Accumulate(torch.autograd.Function):  # type: ignore[misc]
+    """Accumulation of copies of gradients with the strides of the tensors, which are alike on all ranks."""
+
+    @staticmethod
+    def forward(halos: _Halos, strides: Any, *gradients: Any) -> Any:
+        pairs = zip(gradients, strides, strict=True)
+        added = tuple([g.new_empty_strided(g.shape, steps).copy_(g) for g, steps in pairs])
+        halos.run(halos.add, added)
+        return added
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.halos = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None, *_Exchange.apply(ctx.halos, False, True, *gradients)
