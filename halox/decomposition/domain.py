@@ -22,7 +22,7 @@ from halox.decomposition.normalise import (
 from halox.decomposition.parity import check_checkerboard, check_extents_even
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
-from halox.decomposition.procgrid import choose_proc_shape, counted_halo
+from halox.decomposition.procgrid import counted_halo, proc_shapes
 from halox.errors import DecompositionError
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def decompose(
         check_extents_even(shape)
         units = (*units[:-1], 2)
     given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
-    procs = choose_proc_shape(ranks, shape, widths, wraps, given, cuts, units, block_cells)
+    _, ((_, procs), *_) = proc_shapes(ranks, shape, widths, wraps, given, cuts, units, block_cells)
     axes = tuple(
         AxisPartition.even(cells, parts, wrap, unit)
         if cut is None

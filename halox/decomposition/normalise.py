@@ -108,7 +108,7 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     """Process grid with 0 for each axis that halox may choose, or None if halox may choose all axes.
 
     ``None`` or 0 is an axis that halox may choose. With one axis, a plain integer is allowed.
-    ``choose_proc_shape`` compares the product with the number of ranks.
+    ``proc_shapes`` compares the product with the number of ranks.
 
     Examples
     --------

@@ -40,7 +40,7 @@ _BLOCK_CELLS = {"cpu": 3, "gpu": 1}
 _SUGGESTIONS = 3
 
 
-def choose_proc_shape(
+def proc_shapes(
     ranks: int,
     shape: tuple[int, ...],
     halo: Halo,
@@ -49,55 +49,34 @@ def choose_proc_shape(
     blocks: Sequence[tuple[int, ...] | None],
     units: Sequence[int],
     block_cells: int,
-) -> tuple[int, ...]:
-    """Ranks per axis that minimise the cells that the busiest rank sends to other ranks, and its blocks of memory.
+) -> tuple[tuple[AxisToCut, ...], list[tuple[int, tuple[int, ...]]]]:
+    """Return the axes, and costs and process grids: cells that the busiest rank sends, and its blocks of memory.
 
-    The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an axis to choose. Every block is at least
-    as wide as the halos that it fills, if a process grid has such blocks. Narrower blocks need more messages. Of equal
-    process grids, the grid with fewer cells copied within a rank is chosen, then the grid with more ranks along the
-    outermost axes, because the faces of these axes have the longest contiguous runs of memory. If all halo widths are
-    0, process grids are compared for a width of 1, because a field may have its own halo. ``units`` are the cells per
-    axis that stay in one block. A contiguous block of memory counts as ``block_cells`` more cells.
+    The process grid to choose comes first. The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an
+    axis to choose. Every block is at least as wide as the halos that it fills, if a process grid has such blocks.
+    Narrower blocks need more messages. Of equal process grids, the grid with fewer cells copied within a rank comes
+    first, then the grid with more ranks along the outermost axes, because the faces of these axes have the longest
+    contiguous runs of memory. If all halo widths are 0, process grids are compared for a width of 1, because a field
+    may have its own halo. ``units`` are the cells per axis that stay in one block. A contiguous block of memory counts
+    as ``block_cells`` more cells.
 
     Raises `DecompositionError` if no process grid fits. The error lists workable process grids, if there are any.
 
     Examples
     --------
     >>> plane = (64, 64), ((1, 1), (1, 1)), (True, True), (0, 0), (None, None), (1, 1)
-    >>> choose_proc_shape(12, *plane, block_cells=0), choose_proc_shape(12, *plane, block_cells=3)
-    ((4, 3), (6, 2))
+    >>> for block_cells in (0, 3):
+    ...     proc_shapes(12, *plane, block_cells)[1][0]
+    (80, (4, 3))
+    (174, (6, 2))
     """
-    axes, workable = workable_proc_shapes(ranks, shape, halo, periodic, given, blocks, units)
-    return min(_costs(axes, workable, block_cells))[-1]
-
-
-def workable_proc_shapes(
-    ranks: int,
-    shape: tuple[int, ...],
-    halo: Halo,
-    periodic: tuple[bool, ...],
-    given: tuple[int, ...],
-    blocks: Sequence[tuple[int, ...] | None],
-    units: Sequence[int],
-) -> tuple[tuple[AxisToCut, ...], list[tuple[int, ...]]]:
-    """Return the axes to cut, and the process grids among which `choose_proc_shape` chooses; raises its errors."""
     counted = counted_halo(halo)
     axes = tuple(map(AxisToCut, range(len(shape)), shape, halo, counted, periodic, blocks, units))
     of_any_width = tuple(replace(axis, halo=(0, 0)) for axis in axes)
     for some in (axes, of_any_width):
-        workable = _workable(some, ranks, given)
-        if workable:
-            return axes, workable
+        if workable := _workable(some, ranks, given):
+            return axes, _by_cost(axes, workable, block_cells)
     raise DecompositionError(_refusal(of_any_width, ranks, given))
-
-
-def cells_sent(
-    axes: Sequence[AxisToCut], blocks: Sequence[tuple[int, ...]], block_cells: int
-) -> int:
-    """Return the cells that the busiest rank sends, with its blocks of memory, if axes are cut into these blocks."""
-    cut = [replace(axis, blocks=sizes) for axis, sizes in zip(axes, blocks, strict=True)]
-    moved: int = _costs(cut, [tuple(map(len, blocks))], block_cells)[0][0]
-    return moved
 
 
 def block_cells(device: Literal["cpu", "gpu"], has_network: bool) -> int:
@@ -201,10 +180,10 @@ def _most_ranks(axes: Sequence[AxisToCut]) -> int:
     return math.prod(len(axis.blocks or range(axis.cells // axis.unit)) for axis in axes)
 
 
-def _costs(
+def _by_cost(
     axes: Sequence[AxisToCut], workable: list[tuple[int, ...]], block_cells: int
-) -> list[tuple[int, int, list[int], tuple[int, ...]]]:
-    """Return the costs of process grids, each with the process grid as its last entry.
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the process grids and their costs, from the least cost.
 
     The cost is most cells that a rank sends, with its blocks of memory, then most cells copied within a rank, then cuts
     of inner axes.
@@ -223,7 +202,8 @@ def _costs(
         blocks = rows * (1 + sides) - math.prod(owned for owned, _ in loads[:-1])
         moved = np.maximum(moved, reached - local + block_cells * blocks)
         copied = np.maximum(copied, local - math.prod(owned for owned, _ in loads))
-    return [*zip(moved.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)]
+    costs = zip(moved.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)
+    return [(cost, procs) for cost, _, _, procs in sorted(costs)]
 
 
 def _refusal(axes: Sequence[AxisToCut], ranks: int, given: tuple[int, ...]) -> str:

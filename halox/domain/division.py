@@ -21,10 +21,7 @@ from halox.decomposition import (
     normalise_periodic,
     with_periodic_boundary,
 )
-from halox.decomposition.balance import Balance
-from halox.decomposition.normalise import normalise_proc_shape
 from halox.domain.options import GridOptions
-from halox.domain.weights import balanced_by_weights, weights_text
 from halox.errors import DecompositionError, FieldError
 from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
@@ -32,6 +29,7 @@ from halox.runtime.world import World
 from halox.values import check_bool
 
 if TYPE_CHECKING:
+    from halox.decomposition.balance import Balance
     from halox.domain.cartesian import Cartesian
     from halox.domain.dimension_names import Labels
 
@@ -65,13 +63,16 @@ class Division:
         boundary = f"boundary {boundary_text(boundaries)}, " if boundaries else ""
         if decomposition.joined is not None:
             boundary += f"connect {decomposition.joined}, "
+        work = ""
+        if self.balance is not None:
+            _, imbalance, even = self.balance
+            work = f"weights: the largest block has {imbalance:.2f} of the mean work, {even:.2f} in even blocks\n"
         return "\n".join(
             [
                 f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
                 f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
-                *([] if self.balance is None else [self.balance.text()]),
-                decomposition.placement.summary(),
+                f"{work}{decomposition.placement.summary()}",
                 f"rank {rank}: proc_coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, "
                 f"stores {layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
             ]
@@ -99,9 +100,11 @@ def divide(
         several = world.node_count > 1
         gpu = choose_device(options["device"], world.turn)
         ndim = len(normalise_grid_shape(grid_shape))
-        if options["weights"] is not None and options["blocks"] is not None:
-            raise DecompositionError("weights: they determine the blocks; leave out blocks=")
-        weights = weights_text(options["weights"], normalise_grid_shape(grid_shape))
+        weights = None
+        if options["weights"] is not None:
+            from halox.domain.weights import weights_text
+
+            weights = weights_text(options, normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(
             False if options["periodic"] is None else options["periodic"], ndim
         )
@@ -177,19 +180,17 @@ def divide(
     world.check_alike(alike, remedies=remedies)
     if first is None:
         return division
-    even, is_given = division.decomposition, isinstance(given["placement"], Placement)
+    from halox.domain.weights import balanced_by_weights
 
-    def balance() -> Balance:
-        procs = normalise_proc_shape(given["proc_shape"], even.ndim) or (0,) * even.ndim
-        return balanced_by_weights(
+    balance = world.from_first(
+        lambda: balanced_by_weights(
             given["weights"],
-            even,
-            division.layout.spec.halo,
-            even.proc_shape if is_given or cartesian is not None else procs,
-            given["checkerboard"],
+            division.layout,
+            given["proc_shape"] if cartesian is None else cartesian.dims,
+            2 if given["checkerboard"] else 1,
             block_cells(division.device, world.node_count > 1),
-        )
-
-    found = world.from_first(balance, _MAKING)
-    options: GridOptions = {**given, "weights": None, "blocks": found.blocks}
-    return replace(divide(world, grid_shape, options, cartesian), balance=found)
+        ),
+        _MAKING,
+    )
+    options: GridOptions = {**given, "weights": None, "blocks": balance.blocks}
+    return replace(divide(world, grid_shape, options, cartesian), balance=balance)

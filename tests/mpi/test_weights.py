@@ -51,12 +51,12 @@ def in_its_blocks(case: Case, comm: MPI.Intracomm) -> Case:
 random_cases = partial(on_ranks, part=PART)
 
 
-@random_cases(weighted, trials(60))
+@random_cases(weighted, trials(40) // 2)
 def test_exchanges(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(in_its_blocks(case, comm), comm)
 
 
-@random_cases(weighted, trials(20) // 2)
+@random_cases(weighted, trials(20) // 4)
 def test_accumulations(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(in_its_blocks(case, comm), comm)
 
@@ -89,6 +89,7 @@ def test_what_follows_from_a_grid(comm: MPI.Intracomm, tmp_path: Path) -> None:
         work = comm.allgather(sea_in_a_corner(*grid.indices()).sum())
         said = str(grid.describe()).split("has ")[1]
         assert said.startswith(f"{max(work) / np.mean(work):.2f} of the mean work")
+        assert max(work) < 1.5 * np.mean(work)
         u = grid.scatter(whole if comm.rank == 0 else None)
         right = [grid.sum(u) == whole.sum(), grid.max(u) == whole.max()]
         gathered = grid.gather(u)
@@ -109,7 +110,7 @@ def fails(i: Any, j: Any) -> Any:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "zeros": (lambda rank: np.zeros((6, 8)), "all are 0"),
+    "zeros": (lambda rank: np.zeros((6, 8)), "got only 0"),
     "negative": (lambda rank: np.eye(6, 8) - 0.5, r"-0.5 at \(0, 1\)"),
     "NaN": (lambda rank: np.where(np.eye(6, 8), np.nan, 1), r"nan at \(0, 0\)"),
     "inf on rank 0": (lambda rank: np.full((6, 8), np.inf) if rank == 0 else None, "inf at"),
@@ -118,7 +119,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "text": (lambda rank: "sea", r"\(6, 8\)"),
     "complex": (lambda rank: np.ones((6, 8), complex), "complex128"),
     "masked": (lambda rank: np.ma.masked_array(np.ones((6, 8))), "masked"),
-    "one odd rank": (lambda rank: [[1], [2, 3]] if rank == 0 else None, "NumPy"),
+    "one odd rank": (lambda rank: [[1], [2, 3]] if rank == 0 else None, "ValueError"),
     "a function that fails": (lambda rank: fails, "ZeroDivisionError: no weights here"),
     "a function of no array": (lambda rank: lambda i, j: "sea", r"\(6, 8\)"),
 }
@@ -152,16 +153,11 @@ def test_weights_that_contradict(comm: MPI.Intracomm) -> None:
         assert grid.sum(grid.ones()) == 48 * comm.size
 
 
-def test_process_grids_that_are_given(comm: MPI.Intracomm) -> None:
-    """By a Cartesian communicator, or by the placement of another grid."""
-    i, j = np.ogrid[:12, :24]
-    options: dict[str, Any] = {"weights": sea_in_a_corner(i, j), "device": "cpu"}
+def test_a_cartesian_communicator_gives_the_process_grid(comm: MPI.Intracomm) -> None:
     cart = comm.Create_cart((1, comm.size), periods=(True, False))
-    with halox.Grid((12, 24), comm=cart, **options) as grid:
-        assert (grid.proc_shape, grid.periodic) == ((1, comm.size), (True, False))
-        assert grid.proc_coords == tuple(cart.Get_coords(cart.rank))
+    i, j = np.ogrid[:12, :24]
+    with halox.Grid((12, 24), weights=sea_in_a_corner(i, j), comm=cart, device="cpu") as grid:
+        found = grid.proc_shape, grid.periodic, [*grid.proc_coords]
+        is_right = found == ((1, comm.size), (True, False), cart.Get_coords(cart.rank))
+        assert agree(is_right and grid.rank_shape[0] == 12, comm)
     cart.Free()
-    with halox.Grid((12, 24), comm=comm, device="cpu") as even:
-        placement = even.domain.decomposition.placement
-        with halox.Grid((12, 24), comm=comm, placement=placement, **options) as grid:
-            assert grid.proc_shape == even.proc_shape

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halox.decomposition import decompose
 from halox.decomposition.balance import Balance, balanced
-from halox.decomposition.procgrid import choose_proc_shape, workable_proc_shapes
+from halox.decomposition.procgrid import proc_shapes
 from tests.support import trials
 
 
@@ -22,8 +23,7 @@ def balance(weights: Any, ranks: int, procs: Any = None, halo: int = 0, unit: in
     weights, ndim = np.asarray(weights), np.ndim(weights)
     of_all_axes = ((halo, halo),) * ndim, (False,) * ndim, procs or (0,) * ndim, (None,) * ndim
     units = (*(1,) * (ndim - 1), unit)
-    axes, proc_shapes = workable_proc_shapes(ranks, weights.shape, *of_all_axes, units)
-    return balanced(weights, axes, proc_shapes, proc_shapes[0], 0)
+    return balanced(weights, *proc_shapes(ranks, weights.shape, *of_all_axes, units, 0))
 
 
 def largest(weights: Any, firsts: Any) -> Any:
@@ -98,8 +98,8 @@ def test_weights_that_do_not_depend_on_some_axes() -> None:
     weights = np.random.default_rng(1).random((9, 1, 11))
     whole = np.broadcast_to(weights, (9, 7, 11))
     of_all_axes = ((1, 1),) * 3, (False, True, False), (3, 2, 2), (None,) * 3, (1, 1, 1)
-    axes, procs = workable_proc_shapes(12, (9, 7, 11), *of_all_axes)
-    some, every = (balanced(array, axes, procs, procs[0], 0) for array in (weights, whole))
+    choices = proc_shapes(12, (9, 7, 11), *of_all_axes, 0)
+    some, every = (balanced(array, *choices) for array in (weights, whole))
     assert some.blocks[1] == (4, 3)
     assert some.even == pytest.approx(every.even)
     assert some.imbalance <= 1.05 * every.imbalance
@@ -109,10 +109,9 @@ def test_weights_that_do_not_depend_on_some_axes() -> None:
 
 def test_the_process_grid() -> None:
     """Equal weights are divided as without weights; sea along one axis is cut across this axis only."""
-    of_all_axes = ((1, 1),) * 2, (True, False), (0, 0), (None, None), (1, 1)
-    found = balance(np.ones((48, 96)), 8, halo=1)
-    assert tuple(map(len, found.blocks)) == choose_proc_shape(8, (48, 96), *of_all_axes, 0)
-    assert (found.imbalance, found.even) == (1, 1)
+    found = balance(np.full((48, 48), 0.1), 8, halo=1)
+    assert tuple(map(len, found.blocks)) == decompose((48, 48), 8, halo=1).proc_shape
+    assert found[1:] == pytest.approx((1, 1))
     sea = np.zeros((40, 400))
     sea[3] = 1
     assert balance(sea, 4).blocks == ((40,), (100,) * 4)
