@@ -37,10 +37,15 @@ class GridPlans:
         self._domain, self._world, self._layouts = domain, domain.world, domain.layouts
         self.cache = PlanCache(self._layouts.key)
         self._layouts.register(self.cache.known)
-        self._fixed_axes: dict[str, tuple[int, ...]] = {}  # by the text of earlier arguments
+        self._fixed_axes: dict[Any, tuple[int, ...]] = {}  # by the arguments of earlier calls
 
     def key(self, key: Hashable, axes: object) -> Hashable:
         """Return the key of a call along some axes; if these are invalid, no plan has the key."""
+        try:
+            if axes is not True and axes is not False:  # no axes, but as keys they equal 1 and 0
+                return key, self._fixed_axes[axes]
+        except (KeyError, TypeError):  # new, or unhashable
+            pass
         try:
             return key, self._fixed(axes)
         except FieldError:
@@ -173,8 +178,7 @@ class GridPlans:
         """Return the grid axes along which an exchange leaves halos as they are."""
         if axes is None:
             return ()
-        text = repr(axes)  # True is no axis, but as a key of a dict it is 1
-        fixed = self._fixed_axes.get(text)
-        if fixed is None:
-            fixed = self._fixed_axes[text] = other_axes(axes, self._domain.labels.dims)
+        fixed = other_axes(axes, self._domain.labels.dims)
+        if isinstance(axes, (str, int, tuple)):
+            self._fixed_axes[axes] = fixed
         return fixed

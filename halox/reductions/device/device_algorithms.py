@@ -13,7 +13,7 @@ If every rank has NCCL and a separate GPU, NCCL transfers the nodes' values inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import combinations
 from typing import Protocol, cast
@@ -154,27 +154,18 @@ class HierarchicalReduction:
         self._buffer = _pinned(world, dtype, elements)
         self._values = self._buffer.array.view(dtype)
         self._nodes = world.node_count
-        self._node: Context | None = None
-        self._within: DeviceAlgorithm | None = None
+        self._within: _NodeReduction | None = None
 
         def make() -> None:
-            if world.node_size == 1:
-                return
-            self._node = Context(World(world.node_comm))
-            self._within, _, _ = make_algorithm(
-                self._node,
-                device,
-                (operation, dtype, elements),
-                without=["hierarchical"],
-            )
+            if world.node_size > 1:
+                what = operation, dtype, elements
+                self._within = _NodeReduction(world, device, what, without=["hierarchical"])
 
         try:
             world.attempt(make, _MAKING)
-        except HaloxError as error:
+        except HaloxError:
             if self._within is not None:
                 self._within.close()
-            if self._node is not None:
-                self._node.close_after(error)
             self._buffer.close()
             raise
         self._leaders = Leaders(world, operation, dtype, elements)
@@ -202,8 +193,6 @@ class HierarchicalReduction:
         self._leaders.close()
         if self._within is not None:
             self._within.close()
-        if self._node is not None:
-            self._node.close()
 
 
 def why_no_kernels(world: World, topology: Topology) -> str | None:
@@ -311,7 +300,7 @@ def make_algorithm(
             reasons[name] = str(error)
             if name == requested or name == ranked[-1]:
                 raise FieldError(f"algorithm {name!r} is not available: {error}") from error
-    raise AssertionError("there is always a way through the host")
+    raise FieldError("no algorithm is left")  # through the host there is always one
 
 
 def _make(
@@ -339,17 +328,31 @@ def _can_use_nccl(context: Context) -> bool:
 
 
 class _NodeReduction:
-    """A reduction among the ``ranks`` of a node. It owns its context, and names the ranks in errors."""
+    """A reduction among the ranks of a node, on a context of its own; names the ranks in errors.
 
-    def __init__(self, context: Context, within: KernelReduction, ranks: Sequence[int]) -> None:
-        self._context, self._within, self._ranks = context, within, ranks
+    Collective over the node to make; `FieldError` if no algorithm is left.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        device: int,
+        what: tuple[Operation, DType, int],
+        without: Collection[str],
+    ) -> None:
+        self._context, self._ranks = Context(World(world.node_comm)), list(world.node_ranks)
+        try:
+            self._within, _, _ = make_algorithm(self._context, device, what, without=without)
+        except HaloxError as error:
+            self._context.close_after(error)
+            raise
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         try:
             self._within.reduce(source, target, stream, error)
         except ExchangeTimeoutError as caught:
             raise ExchangeTimeoutError(
-                f"{caught}. These are numbers within the node, of ranks {list(self._ranks)}"
+                f"{caught}. These are numbers within the node, of ranks {self._ranks}"
             ) from caught
 
     def close(self) -> None:
@@ -365,40 +368,30 @@ def _across_nodes_by_nccl(
     if not _can_use_nccl(context):
         return None
     operation, dtype, elements = what
-    world = context.world
-    node: Context | None = None
-
-    def check_kernels() -> bool:
-        nonlocal node
-        if world.node_size == 1:
-            return True
-        node = Context(World(world.node_comm))
-        topology = begin_making(node, device, _MAKING, "and making a reduction needs the host")
-        return not set(_KERNELS) <= set(why_not(node.world, topology, operation, dtype, elements))
-
-    def make() -> _NodeReduction | None:
-        if node is None:
-            return None
-        others = set(DEVICE_ALGORITHMS) - set(_KERNELS)
-        kernels = cast(KernelReduction, make_algorithm(node, device, what, without=others)[0])
-        return _NodeReduction(node, kernels, list(world.node_ranks))
-
+    world, others = context.world, set(DEVICE_ALGORITHMS) - set(_KERNELS)
     within: _NodeReduction | None = None
+
+    def make() -> tuple[None, list[int]]:
+        nonlocal within
+        try:
+            if world.node_size > 1:
+                within = _NodeReduction(world, device, what, without=others)
+        except FieldError:
+            return None, [1]
+        return None, [0]
+
     try:
-        _, (unable,) = world.total(lambda: (None, [not check_kernels()]), _MAKING)
+        _, (unable,) = world.total(make, _MAKING)
         if not unable:
-            within = world.attempt(make, _MAKING)
             return NcclHierarchicalReduction(
                 *(context, nccl_of(context), operation.name, dtype, elements),
                 lambda count: ArrayKernels(dtype, operation.name, count, device),
                 within,
             )
-    except HaloxError as error:
+    except HaloxError:
         if within is not None:
             within.close()
-        elif node is not None:
-            node.close_after(error)
         raise
-    if node is not None:
-        node.close()
+    if within is not None:
+        within.close()
     return None
