@@ -44,7 +44,7 @@ PROGRAM = """
 """
 
 # Types of the members of an event by its phase: "Trace Event Format", sections "Complete Events" and "Metadata Events".
-SCHEMA = {
+SCHEMA: dict[str, dict[str, Any]] = {
     "X": {
         **{"name": str, "cat": str, "ph": str, "args": dict},
         **{"ts": (int, float), "dur": (int, float), "pid": int, "tid": int},
