@@ -80,10 +80,9 @@ class _Streams:
     def ended(self) -> Iterator[Event]:
         while self._pending and not is_capturing() and self._pending[0][-1].done:
             text, (anchor, time), stream, first, last = self._pending.popleft()
-            ms_since, ms = (
-                cupy().cuda.get_elapsed_time(*p) for p in ((anchor, first), (first, last))
-            )
-            yield text, stream, time + round(1e6 * ms_since), round(1e6 * ms)
+            elapsed_ms = cupy().cuda.get_elapsed_time
+            begin = time + round(1e6 * elapsed_ms(anchor, first))
+            yield text, stream, begin, round(1e6 * elapsed_ms(first, last))
         self._anchor = None  # the clocks drift
 
 
@@ -177,10 +176,8 @@ class _Trace:
                 self._give_up(error)
 
     def _describe(self, kind: str, track: int, **args: object) -> None:
-        track %= 2**31
-        self._put(
-            json.dumps({"name": kind, "ph": "M", "pid": self._rank, "tid": track, "args": args})
-        )
+        event = {"name": kind, "ph": "M", "pid": self._rank, "tid": track % 2**31, "args": args}
+        self._put(json.dumps(event))
 
     def _put(self, text: str) -> None:
         """Replace the end of the array by more objects and the end."""
@@ -229,18 +226,14 @@ def install(folder: str) -> None:
         sent = [row for row in report.rows if row.direction == "send" and row.peer != report.rank]
         path = ", ".join(sorted({f"{row.path}/{row.protocol}" for row in sent or report.rows}))
         args = {"path": path, "bytes": sum(row.nbytes for row in sent), "messages": len(sent)}
-        label = partial(trace.label, category=kind, on_gpu=self.device is not None, **args)
-        self.labels = {method: label(kind + half) for method, half in _EXCHANGES.items()}
+        of = partial(trace.label, category=kind, on_gpu=self.device is not None, **args)
+        self.labels = {method: of(kind + half) for method, half in _EXCHANGES.items()}
 
     def gatherer(*arguments: Any) -> Any:
         return trace.timed(wait, make_gather(*arguments))
 
-    for owner, method, new in (
-        (World, "__init__", world),
-        (Runner, "__init__", runner),
-        (Communicator, "gatherer", gatherer),
-    ):
-        setattr(owner, method, new)
+    World.__init__, Runner.__init__ = world, runner  # type: ignore[method-assign]
+    Communicator.gatherer = gatherer  # type: ignore[method-assign,assignment]
 
 
 def _label_of_call(trace: _Trace, kind: str, method: str, *arguments: Any, **named: Any) -> Label:

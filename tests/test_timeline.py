@@ -44,7 +44,7 @@ PROGRAM = """
 """
 
 # Types of the members of an event by its phase: "Trace Event Format", sections "Complete Events" and "Metadata Events".
-SCHEMA = {
+SCHEMA: dict[str, dict[str, Any]] = {
     "X": {
         **{"name": str, "cat": str, "ph": str, "args": dict},
         **{"ts": (int, float), "dur": (int, float), "pid": int, "tid": int},
@@ -98,7 +98,7 @@ def parents_of(events: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traced")
     ended = run(RANKS, PROGRAM, folder, folder, STEPS, HALOX_TRACE=str(folder / "trace"))
-    assert ended.returncode == 0 and "halox" not in ended.stderr, ended.stderr
+    assert ended.returncode == 0 and "trace" not in ended.stderr, ended.stderr
     return folder
 
 

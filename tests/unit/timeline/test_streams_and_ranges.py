@@ -135,7 +135,7 @@ def test_ranges_of_nvtx_have_the_same_names(
     monkeypatch.setitem(
         sys.modules,
         "nvtx",
-        SimpleNamespace(get_domain=lambda name: domain),  # type: ignore[arg-type]
+        SimpleNamespace(get_domain=lambda name: domain),
     )
     trace = timeline._Trace(str(tmp_path))
     trace.open(WORLD)
