@@ -107,10 +107,10 @@ def _cupy_stream(stream: int, device: int) -> Any:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """View a tensor as an array of NumPy or CuPy, for speed; return others for halox to refuse on all ranks."""
+    """View a tensor on the host as a NumPy array, for speed; CuPy's from_dlpack states a wrong size of its memory."""
     with suppress(Exception):
-        return cupy().from_dlpack(tensor.detach()) if tensor.is_cuda else tensor.detach().numpy()
-    return tensor.detach()
+        return tensor.detach().numpy() if tensor.is_cpu else tensor.detach()
+    return tensor.detach()  # for halox to refuse on all ranks
 
 
 class _Exchange(torch.autograd.Function):  # type: ignore[misc]
