@@ -1,15 +1,15 @@
 """Exchanges of PyTorch's tensors with gradients: `exchange` is a function of `torch.autograd`; needs PyTorch.
 
 An exchange is linear, apart from the numbers of its boundaries, and an accumulation is its adjoint. So `_Exchange` and
-`_Accumulate` are the backward functions of each other, and gradients of any order exist. Only programs import this
-module, by ``import halox.torch``.
+`_Accumulate` are the backward functions of each other, for gradients of any order. Only programs import this module.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from halox.domain.domain import Domain, domain_of
@@ -37,8 +37,7 @@ def exchange(
     grid : Grid or Plan
         A grid, or a plan of `Grid.plan` for arrays of the tensors' shapes, dtypes and strides.
     *tensors : torch.Tensor
-        Tensors of the grid's padded shape on its device, with any axes before and behind: (N, C, H, W) on a grid of two
-        axes. They are sent together, in one message per neighbour.
+        Tensors of the padded shape, with any axes before and behind it, such as (N, C, H, W) on a grid of two axes.
     inplace : bool
         Whether to fill the halos of the tensors themselves instead of copies.
     **options
@@ -52,13 +51,11 @@ def exchange(
     Raises
     ------
     FieldError
-        Also if an argument is not a tensor, or is a leaf that requires gradients and would be changed in place. Other
-        errors are those of `Grid.exchange`, in the backward pass those of `Grid.accumulate`.
+        Also if an argument is not a tensor, or is a leaf that requires gradients and would change in place.
 
     Notes
     -----
-    Collective as `Grid.exchange`. So is the backward pass: every rank must go back through the same exchanges. Both run
-    in PyTorch's current stream.
+    In PyTorch's current stream. Every rank must make the same exchanges, and also go back through the same ones.
     """
     domain = domain_of(grid)
     fill = grid if isinstance(grid, Plan) else grid.exchange
@@ -84,31 +81,43 @@ class _Halos(NamedTuple):
                 error = f"tensors[{number}] must be a torch.Tensor, got {type(tensor).__name__}"
             elif inplace and tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
                 error = (
-                    f"tensors[{number}] is a leaf that requires gradients, which must not change in place; leave out "
-                    "inplace=True"
+                    f"tensors[{number}] is a leaf that requires gradients; leave out inplace=True"
                 )
         if error is not None:
-            world = self.domain.world
-            with world.guard:
-                world.begin("exchange")
-                world.attempt(raising(FieldError(error)), "exchange")
+            with self.domain.world.guard:
+                self.domain.world.begin("exchange")
+                self.domain.world.attempt(raising(FieldError(error)), "exchange")
 
     def run(self, call: Callable[..., None], tensors: Sequence[torch.Tensor]) -> None:
         """Exchange or accumulate tensors in place, in PyTorch's current stream."""
-        with ExitStack() as stack:
-            device = self.domain.device_id
-            if device is not None:
-                stream = torch.cuda.current_stream(device).cuda_stream
-                stack.enter_context(cupy().cuda.Device(device))
-                stack.enter_context(cupy().cuda.ExternalStream(stream, device))
-            call(*[tensor.detach() for tensor in tensors])
+        device = self.domain.device_id
+        if device is None:
+            call(*map(_array, tensors))
+            return
+        stream = torch.cuda.current_stream(device).cuda_stream
+        with cupy().cuda.Device(device), _cupy_stream(stream, device):
+            call(*map(_array, tensors))
+
+
+@cache
+def _cupy_stream(stream: int, device: int) -> Any:
+    with warnings.catch_warnings():  # deprecated in CuPy 14, whose new function CuPy 13 lacks
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cupy().cuda.ExternalStream(stream, device)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """View a tensor on the host as a NumPy array, for speed; CuPy's from_dlpack states a wrong size of its memory."""
+    with suppress(Exception):
+        return tensor.detach().numpy() if tensor.is_cpu else tensor.detach()
+    return tensor.detach()  # for halox to refuse on all ranks
 
 
 class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     """Exchange of tensors or of copies; the ``linear`` one leaves out the numbers of boundaries."""
 
     @staticmethod
-    def forward(halos: _Halos, inplace: bool, linear: bool, *tensors: Any) -> Any:
+    def forward(ctx: Any, halos: _Halos, inplace: bool, linear: bool, *tensors: Any) -> Any:
         filled = tensors if inplace else tuple([tensor.clone() for tensor in tensors])
         halos.run(halos.fill, filled)
         if linear:
@@ -116,14 +125,9 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
             halos.run(halos.fill, constant)
             for tensor, numbers in zip(filled, constant, strict=True):
                 tensor -= numbers
+        ctx.halos, ctx.strides = halos, [tensor.stride() for tensor in filled]
+        ctx.mark_dirty(*tensors * inplace)
         return filled
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.halos, inplace, _, *tensors = inputs
-        ctx.strides = [tensor.stride() for tensor in output]
-        if inplace:
-            ctx.mark_dirty(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -134,15 +138,12 @@ class _Accumulate(torch.autograd.Function):  # type: ignore[misc]
     """Accumulation of copies of gradients with the strides of the tensors, which are alike on all ranks."""
 
     @staticmethod
-    def forward(halos: _Halos, strides: Any, *gradients: Any) -> Any:
+    def forward(ctx: Any, halos: _Halos, strides: Any, *gradients: Any) -> Any:
         pairs = zip(gradients, strides, strict=True)
         added = tuple([g.new_empty_strided(g.shape, steps).copy_(g) for g, steps in pairs])
         halos.run(halos.add, added)
+        ctx.halos = halos
         return added
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.halos = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -307,3 +307,20 @@ def test_a_cached_exchange_makes_three_calls(comm: World) -> None:
                 finally:
                     sys.setprofile(None)
                 assert len(calls) <= 3, calls
+
+
+def test_a_plan_accumulates_as_the_grid_does(comm: MPI.Intracomm) -> None:
+    """Its own arrays, and others; with the options of the plan."""
+    with halox.Grid((7, 9), boundary="reflect", comm=comm, device="cpu") as grid:
+        start = np.random.default_rng(comm.rank).integers(0, 9, grid.padded_shape).astype("f8")
+        u, other, wanted = grid.zeros(), start.copy(), start.copy()
+        u[...] = start
+        plan = grid.plan(u, corners=False)
+        plan.accumulate()
+        plan.accumulate(other)
+        grid.accumulate(wanted, corners=False)
+        right = [np.array_equal(u, wanted), np.array_equal(other, wanted)]
+        plan()
+        grid.exchange(wanted, corners=False)
+        right.append(np.array_equal(u, wanted))
+    assert all(comm.allgather(all(right))), right

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import halox
 import halox.datatypes
+from halox.errors import MissingPackageError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -180,6 +182,22 @@ def test_cupy_stays_in_its_rooms_and_lazy() -> None:
         if eager:
             wrong.append((f"{shown(path)} outside of a function", eager))
     assert not wrong
+
+
+def test_one_module_imports_torch_and_says_that_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {
+        shown(path)
+        for path in files_under("halox")
+        for _, name in imports_of(path)
+        if in_package(name, "torch", "halox.torch")
+    }
+    assert wanted == {"halox/torch.py"}
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "halox.torch", raising=False)
+    with pytest.raises(MissingPackageError, match="pip install torch"):
+        importlib.import_module("halox.torch")
 
 
 PUBLIC = {"halox", "halox.datatypes", "halox.torch", "halox.xarray"}
