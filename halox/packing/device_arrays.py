@@ -67,15 +67,27 @@ def device_array(array: object, name: str, *, writable: bool = False) -> DeviceA
     """
     cupy()
     if is_cupy_array(array):
-        memory = array.data.mem
+        place, memory = int(array.data.ptr), array.data.mem
+        form = array.shape, array.strides, array.itemsize
         low, high = int(memory.ptr), int(memory.ptr) + int(memory.size)
-        place, form = (int(array.data.ptr), low, high), (array.shape, array.strides, array.itemsize)
-        return DeviceArray(name, *place, int(array.device.id), *form)
+        if high < place + array.nbytes:
+            # CuPy's from_dlpack adds the extents for the size of the memory.
+            first, past = _own_memory(place, form)
+            low, high = min(low, first), max(high, past)
+        return DeviceArray(name, place, low, high, int(array.device.id), *form)
     described, device = _foreign(array, name, writable)
     form = described.shape, described.strides, described.dtype.itemsize
-    low, high = (0, 0) if 0 in described.shape else StridedBlocks(0, *form).span
-    place = described.pointer, described.pointer + low, described.pointer + high
-    return DeviceArray(name, *place, device, *form)
+    return DeviceArray(
+        name, described.pointer, *_own_memory(described.pointer, form), device, *form
+    )
+
+
+def _own_memory(
+    pointer: int, form: tuple[tuple[int, ...], tuple[int, ...], int]
+) -> tuple[int, int]:
+    """Return the addresses of an array's first byte, and past its last byte."""
+    low, high = (0, 0) if 0 in form[0] else StridedBlocks(0, *form).span
+    return pointer + low, pointer + high
 
 
 def _foreign(array: object, name: str, writable: bool) -> tuple[Described, int]:

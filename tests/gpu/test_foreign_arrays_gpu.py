@@ -93,6 +93,11 @@ def test_unpacked(library):
     assert (to_host(target) == expected).all()
 
 
+def test_from_dlpack_of_cupy():
+    array = cp.from_dlpack(cp.asarray(numbers()))  # CuPy states the sum of the extents as the size
+    assert pack(array, COLUMN).get().view("f4").tolist() == numbers()[:, 7].tolist()
+
+
 def test_packed_into(library):
     out = library.make(np.full(40, 0xEE, "u1"))
     packed = pack(cp.asarray(numbers()), COLUMN, out=out)
