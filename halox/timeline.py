@@ -215,7 +215,7 @@ def install(folder: str) -> None:
 
     def runner(self: Any, *arguments: Any, **options: Any) -> None:
         for name, channel, messages in arguments[2]:
-            for step, place in (pair.split("=") for pair in channel.timeline.split(",")):
+            for place, step in channel.timeline:
                 way = "receive" if step in _ARRIVING else "send"
                 nbytes = sum(message.nbytes for message in messages if message.direction == way)
                 *holders, last = place.split(".")

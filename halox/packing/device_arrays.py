@@ -77,9 +77,8 @@ def device_array(array: object, name: str, *, writable: bool = False) -> DeviceA
         return DeviceArray(name, place, low, high, int(array.device.id), *form)
     described, device = _foreign(array, name, writable)
     form = described.shape, described.strides, described.dtype.itemsize
-    return DeviceArray(
-        name, described.pointer, *_own_memory(described.pointer, form), device, *form
-    )
+    low, high = _own_memory(described.pointer, form)
+    return DeviceArray(name, described.pointer, low, high, device, *form)
 
 
 def _own_memory(

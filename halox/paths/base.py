@@ -105,8 +105,12 @@ class Channel(ABC):
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
     is_measured = True  # `Plan.measure` runs it without the plan's other channels
-    # Names of its steps on the host in a timeline, by the attributes that are called; see `halox.timeline`.
-    timeline: ClassVar[str] = "send=start,send=run,wait=finish"
+    # Attributes that are called for its steps on the host, and names of these steps in a timeline; see `halox.timeline`.
+    timeline: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("start", "send"),
+        ("run", "send"),
+        ("finish", "wait"),
+    )
     # Of a closed channel:
     has_ended = True  # this rank has no work under way
     has_failed = False  # an exchange has failed, and no error has reached the caller

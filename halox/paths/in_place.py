@@ -28,7 +28,11 @@ class InPlaceChannel(Channel):
     channel owns ``link``.
     """
 
-    timeline = "wait=_ready.wait,copy=_move,wait=_read.wait"
+    timeline = (
+        ("_ready.wait", "wait"),
+        ("_move", "copy"),
+        ("_read.wait", "wait"),
+    )
 
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
         self._world, self._link = link.world, link

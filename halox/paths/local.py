@@ -65,7 +65,7 @@ class LocalHostChannel(Channel):
     hold cells that an earlier part has received, and before anything is sent to other ranks.
     """
 
-    timeline = "copy=start"
+    timeline = (("start", "copy"),)
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
@@ -139,7 +139,7 @@ class LocalDeviceChannel(MovableChannel):
     """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
 
     needs_host = False
-    timeline = "launch=start"
+    timeline = (("start", "launch"),)
 
     def __init__(self, job: Job, device: int) -> None:
         self._movable = [copying(job, [*job.pairs()], device), *clearing_of(job, device)]

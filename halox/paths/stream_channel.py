@@ -14,7 +14,11 @@ class StreamChannel(Channel):
     """Base of GPU channels whose exchanges need the host only for launches; a subclass enqueues them by `_enter`."""
 
     needs_host = False
-    timeline = "launch=start,launch=run,join=finish"
+    timeline = (
+        ("start", "launch"),
+        ("run", "launch"),
+        ("finish", "join"),
+    )
 
     def __init__(self, device: int) -> None:
         cuda = cupy().cuda

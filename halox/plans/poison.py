@@ -39,7 +39,7 @@ class PoisonChannel(Channel):
 
     needs_host = False
     is_movable = True
-    timeline = "poison=start"
+    timeline = (("start", "poison"),)
     is_measured = False  # it would leave the halos without values
 
     def __init__(

@@ -91,7 +91,11 @@ class WallChannel(Channel):
     """
 
     is_movable = True
-    timeline = "walls=start,walls=finish,walls=fill"
+    timeline = (
+        ("start", "walls"),
+        ("finish", "walls"),
+        ("fill", "walls"),
+    )
 
     def __init__(
         self,

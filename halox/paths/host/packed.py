@@ -120,7 +120,11 @@ class HostChannel(Channel):
     """
 
     timeline = (
-        "wait=_buffers.open,pack=_pack,send=_buffers.post,wait=_buffers.collect,unpack=_unpack"
+        ("_buffers.open", "wait"),
+        ("_pack", "pack"),
+        ("_buffers.post", "send"),
+        ("_buffers.collect", "wait"),
+        ("_unpack", "unpack"),
     )
 
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:

@@ -136,7 +136,11 @@ class StagedPipeline(MovableChannel):
     returns, stages that have arrived are already being unpacked; `finish` waits for the remaining stages.
     """
 
-    timeline = "pack and send=start,send=_buffers.post_stage,wait and unpack=finish"
+    timeline = (
+        ("start", "pack and send"),
+        ("_buffers.post_stage", "send"),
+        ("finish", "wait and unpack"),
+    )
 
     def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
         self._world, self._buffers, self._work = world, buffers, work
