@@ -105,7 +105,7 @@ class Channel(ABC):
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
     is_measured = True  # `Plan.measure` runs it without the plan's other channels
-    # Attributes that are called for its steps on the host, and names of these steps in a timeline; see `halox.timeline`.
+    # Attributes called for its steps on the host, and names of the steps in a timeline; see `halox.timeline`.
     timeline: ClassVar[tuple[tuple[str, str], ...]] = (
         ("start", "send"),
         ("run", "send"),
