@@ -74,6 +74,10 @@ class Lattice:
                 f"--lattice {given}: every number of sites must be even, since neighbours across the boundary are of "
                 f"different parity; give {' '.join(str(n + n % 2) for n in reversed(shape))}"
             )
+        if min(shape) < depth:
+            raise halox.errors.DecompositionError(
+                f"--lattice {given}: every number of sites must be {depth} or more, since links reach so far"
+            )
         options: dict[str, Any] = {
             "halo": depth,
             "periodic": True,

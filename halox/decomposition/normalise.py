@@ -20,6 +20,7 @@ HaloLike: TypeAlias = int | Sequence[int | Sequence[int]]
 """Halo as users write it: one width, one width per axis, or ``(low, high)`` per axis."""
 
 MAX_AXES = 4
+_TOO_WIDE = 2**31
 
 
 def normalise_halo(halo: object, ndim: int) -> Halo:
@@ -200,6 +201,8 @@ def _width(value: object, name: str, halo: object) -> int:
             f"{name}: expected a width of 0 or more cells, got {width} in halo={shown(halo)}; "
             "use 0 for a side without halo"
         )
+    if width >= _TOO_WIDE:
+        raise DecompositionError(f"{name}: expected a width of less than 2**31 cells, got {width}")
     return width
 
 

@@ -241,14 +241,6 @@ BAD_GRIDS: dict[str, tuple[Callable[[MPI.Intracomm], Any], str]] = {
         "grid_shape[1]",
     ),
     "blocks at odd cells >1": (odd_blocks, "blocks[1]"),
-    "a lattice too thin": (
-        bare(2, 8, checkerboard=True, halo=3, periodic=True, proc_shape=None),
-        "halo",
-    ),
-    "a halo deeper than the lattice": (
-        with_grid(lambda g: g.zeros(parity="even", halo=g.grid_shape[0] + 1)),
-        "halo",
-    ),
     "a staggered field": (with_grid(lambda g: g.zeros(parity="odd", staggered=0)), "parity"),
     "offsets beyond the halo": (
         with_grid(lambda g: g.zeros(parity="odd", halo=2, offsets=(1, 3))),

@@ -177,8 +177,11 @@ def of_exchanges(b: Bench) -> dict[str, Call]:
         receives = [halox.Recv(**{**target, "source": left} | receive)]
         return halox.Exchange(sends, receives, comm=comm)
 
+    def reduction(name: str) -> Any:  # whose field is given by its place only
+        return lambda field, **options: getattr(g, name)(field, **options)
+
     reductions = {
-        name: call(getattr(g, name), field=Fresh(), out=one)
+        name: call(reduction(name), field=Fresh(), out=one)
         for name in ("sum", "min", "max", "norm")
     }
     return reductions | {
@@ -197,7 +200,12 @@ def of_exchanges(b: Bench) -> dict[str, Call]:
         ),
         "explain": call(lambda field: str(g.explain(field)), field=Fresh()),
         "measure": call(b.plan.measure, repeats=1),
-        "dot": call(g.dot, field=Fresh(), other=Fresh(), out=one),
+        "dot": call(
+            lambda field, other, **o: g.dot(field, other, **o),
+            field=Fresh(),
+            other=Fresh(),
+            out=one,
+        ),
         "Grid.allreduce": call(g.allreduce, array=np.zeros(3), op="max", out=np.zeros(3)),
         "Exchange": call(closing(halox.Exchange, comm=comm), sends=[], receives=[], path="host"),
         "Send": call(closing(lambda **options: ring(options, {})), **message, dest=right),
