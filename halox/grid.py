@@ -67,7 +67,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
       `predict`.
     - Reduce: `sum`, `mean`, `std`, `min`, `max`, `argmin`, `argmax`, `norm`, `dot`, `histogram`; `reduce` for
       expressions of fields; `allreduce` for other arrays.
-    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`.
+    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`. Ranks: `owner`.
     - Files: `save`, `load`.
     - Labels: `dims`, `coords`, `dataarray`, `from_dataarray`.
     - Solve: `loop`, `linear_operator`, `coarsen`.
@@ -543,6 +543,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         spec = self._layouts.of_options({"staggered": staggered}).spec
         return locate(points, self.domain.labels.updated(None, coords), spec.staggered)
+
+    def owner(self, cells: npt.ArrayLike) -> Array:
+        """Return the ranks of cells, given by global indices (n, axes); beyond walls the nearest rank. Local."""
+        from halox.sampling.weights import owner
+
+        return owner(self.domain.plain, cells)
 
     # Walls
 
