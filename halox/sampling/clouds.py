@@ -33,7 +33,6 @@ from halox.values import as_int, check_unmasked, shown
 
 _BLOCK = 1 << 14  # particles at a time on the host, whose arrays stay in the cache
 _THREADS = 128
-_RUN = 8  # particles that a thread adds in turn
 
 
 class Clouds(NamedTuple):
@@ -43,7 +42,6 @@ class Clouds(NamedTuple):
     dtype: DType
     order: int
     shift: list[float]  # 1/2 if points are at faces
-    first: list[float]  # index of the array's first point
     last: list[float]  # greatest index in the array of a particle's first point
 
     @property
@@ -142,24 +140,16 @@ def clouds_of(domain: Domain, field: object, order: object) -> Clouds:
         )
     if described.device is not None:
         check_aligned(described)
-    places = spec.positions or tuple(1 - staggered for staggered in spec.staggered)
-    for axis, (place, halo) in enumerate(zip(places, spec.halo, strict=True)):
-        # Points at faces are at the ends of cells, so that order 1 needs those of the cell alone.
-        reach = (number + 1) // 2 if place == 1 else number // 2
-        needed = reach + (place == 2), reach + (place == 0 and not spec.staggered[axis])
-        if halo[0] < needed[0] or halo[1] < needed[1]:
+    for axis, (is_staggered, halo) in enumerate(zip(spec.staggered, spec.halo, strict=True)):
+        needed = number // 2 if is_staggered else (number + 1) // 2
+        if min(halo) < needed:
             raise FieldError(
-                f"order: clouds of order {number} need a halo of {needed} (low, high) along axis {axis}, and the field "
-                f"has {halo}; make it with halo={max(needed)}, or give a lower order"
+                f"order: clouds of order {number} need a halo of {needed} along axis {axis}, and the field has {halo} "
+                f"(low, high); make it with halo={needed}, or give a lower order"
             )
-    return Clouds(
-        layout,
-        described.dtype,
-        number,
-        [0.0 if place == 1 else 0.5 for place in places],
-        [at + float(place == 2) for at, place in zip(layout.origin, places, strict=True)],
-        [along.stored - 1.0 - number for along in layout.cells],
-    )
+    shift = [0.5 * is_staggered for is_staggered in spec.staggered]
+    last = [along.stored - 1.0 - number for along in layout.cells]
+    return Clouds(layout, described.dtype, number, shift, last)
 
 
 def _numbers(clouds: Clouds, values: Any, particles: int, domain: Domain) -> Any:
@@ -219,7 +209,7 @@ def _blocks(clouds: Clouds, positions: Array) -> Iterator[tuple[slice, Iterator[
         for axis, last in enumerate(clouds.last):
             x = positions[rows, axis]
             first, weights = weights_of(x + clouds.shift[axis], clouds.order)
-            first -= clouds.first[axis]
+            first -= clouds.layout.origin[axis]
             inside = (first >= 0) & (first <= last)
             if not inside.all():
                 lost = int(np.argmin(inside))
@@ -243,21 +233,19 @@ def _launch(
 ) -> None:
     """Launch a kernel on the current stream; ``numbers`` has a row for each particle, or one for all."""
     (particles, ndim), (rows, width) = positions.shape, numbers.shape
-    run = _RUN if function == "add_clouds" else 1
     defines = {
         "TYPE": element(numbers.dtype),
         "NDIM": ndim,
         "ORDER": clouds.order,
         "NUMBERS": width,
         "SLICES": len(planes) // width,
-        "RUN": run,
     }
     start = planes[0].data.ptr
     places = [*planes[0].strides, *(plane.data.ptr - start for plane in planes)]
-    axes = [*clouds.shift, *clouds.first, *clouds.last]
+    axes = [*clouds.shift, *clouds.layout.origin, *clouds.last]
     launch = PreparedLaunch(
         kernel("clouds", function, device, tuple((k, str(v)) for k, v in defines.items())),
-        -(-particles // (_THREADS * run)),
+        -(-particles // _THREADS),
         _THREADS,
         [
             ctypes.c_uint64(start),

@@ -4,9 +4,9 @@
 // has NUMBERS numbers a point: of all components, real and imaginary parts apart. If a particle has points outside the
 // array, its value, or a point that it adds to, becomes NaN.
 //
-// Launch shape: one dimension, a thread for RUN particles (1 in get_clouds). Consecutive particles of a sorted list often
-// have the same points: their sums are kept in registers, and few atomic additions are left. Bytes moved: positions and
-// values once, and the field once if particles are sorted.
+// Launch shape: one dimension of whole warps, a thread a particle. Particles of a warp with the same points, as in a
+// sorted list, are added up in registers, so that few atomic additions are left. Bytes moved: positions and values once,
+// and the field once if particles are sorted.
 //
 // With SLICES 2, add_clouds splits each term in multiples of a large and of a small unit, and adds them to two doubles a
 // number. No such sum is rounded, and so none depends on the order. See J. Demmel and H. D. Nguyen: Parallel
@@ -26,9 +26,6 @@
 #endif
 #ifndef SLICES
 #define SLICES 1
-#endif
-#ifndef RUN
-#define RUN 8
 #endif
 
 typedef TYPE Number;
@@ -125,38 +122,37 @@ static __device__ __forceinline__ double slice_of(double weight, double value, i
     return slice == 0 ? high : ((term - high) + units[1]) - units[1];
 }
 
-static __device__ __forceinline__ void flush(char* first, const Places& places, double (&sums)[CORNERS])
-{
-#pragma unroll
-    for (int corner = 0; corner < CORNERS; ++corner) {
-        atomicAdd((Target*)(first + place_of(corner, places)), Target(sums[corner]));
-        sums[corner] = 0;
-    }
-}
-
 extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions,
                                       const Number* __restrict__ values, const Places places, const Axes axes,
                                       i64 particles, i64 stride, const double* __restrict__ units)
 {
-    const i64 begin = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * RUN;
-    const i64 end = begin + RUN < particles ? begin + RUN : particles;
-    if (begin >= end)
-        return;
+    const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const i64 particle = index < particles ? index : particles - 1;  // all lanes take part, some with the value 0
+    Weights weights;
+    char* const first = field + locate(positions + particle * NDIM, places, axes, weights);
+    const unsigned lane = threadIdx.x & 31, group = __match_any_sync(~0u, (unsigned long long)first);
+    const unsigned before = group & ((1u << lane) - 1);
     for (int target = 0; target < NUMBERS * SLICES; ++target) {
-        char* const plane = field + places.numbers[target];
-        double sums[CORNERS] = {};
-        i64 place = 0;
-        for (i64 particle = begin; particle < end; ++particle) {
-            Weights weights;
-            const i64 next = locate(positions + particle * NDIM, places, axes, weights);
-            if (particle > begin && next != place)
-                flush(plane + place, places, sums);
-            place = next;
-            const double value = values[particle * stride + target / SLICES];
+        const double value = index < particles ? values[particle * stride + target / SLICES] : Number(0);
+        Target sums[CORNERS];
+#pragma unroll
+        for (int corner = 0; corner < CORNERS; ++corner)
+            sums[corner] = Target(slice_of(weight_of(corner, weights), value, target % SLICES, units));
+        // Each lane adds the sums of the next one of its group that is left; then every other lane leaves.
+        unsigned after = group & ~((2u << lane) - 1);
+        for (unsigned rank = __popc(before); __any_sync(~0u, after); rank >>= 1) {
+            const int next = after ? __ffs(after) - 1 : int(lane);
+#pragma unroll
+            for (int corner = 0; corner < CORNERS; ++corner) {
+                const Target more = __shfl_sync(~0u, sums[corner], next);
+                sums[corner] += after ? more : 0;
+            }
+            after &= __ballot_sync(~0u, rank % 2 == 0);
+        }
+        if (before == 0) {
 #pragma unroll
             for (int corner = 0; corner < CORNERS; ++corner)
-                sums[corner] += slice_of(weight_of(corner, weights), value, target % SLICES, units);
+                atomicAdd((Target*)(first + places.numbers[target] + place_of(corner, places)), sums[corner]);
         }
-        flush(plane + place, places, sums);
     }
 }
