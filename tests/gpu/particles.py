@@ -43,7 +43,7 @@ def check_particles(comm: MPI.Intracomm) -> list[str]:
                 cells = np.floor(cupy.asnumpy(p.position) + 0.5).astype(int)
                 if not (grid.owner(cells) == grid.rank).all():
                     wrong.append(f"owners on the {device}")
-                rows = {name: cupy.asnumpy(p[name]) for name in p.keys()}
+                rows = {name: cupy.asnumpy(p[name]) for name in p}
                 all_rows = ranks.allgather(rows)
                 joined = {name: np.concatenate([one[name] for one in all_rows]) for name in rows}
                 order = np.argsort(joined["key"])
