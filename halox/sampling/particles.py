@@ -8,7 +8,7 @@ and adds to fields.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -16,8 +16,9 @@ from halox.domain.dimension_names import FACE
 from halox.domain.domain import domain_of
 from halox.errors import FieldError
 from halox.reductions.grid_reductions import GridReductions
-from halox.runtime.call_guard import Unique, single_threaded
+from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import allocate, as_device_array, to_host
+from halox.sampling.clouds import add_clouds, read_clouds
 from halox.sampling.locating import indices_of
 from halox.sampling.migration import (
     MIGRATION,
@@ -26,6 +27,9 @@ from halox.sampling.migration import (
     swap_rows,
 )
 from halox.values import as_list, check_unmasked, shortened, shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import FieldLike
 
 POSITION = "position"
 
@@ -290,3 +294,73 @@ class Particles(Unique):
         order = xp.argsort(key, kind="stable")
         for view in self._views.values():
             view[...] = view[order]
+
+    # Fields
+
+    @short_errors
+    def get(self, field: FieldLike, order: int = 1) -> Any:
+        """Return the values of a field at the particles.
+
+        Parameters
+        ----------
+        field : array
+            A float or complex field of the grid, of any layout except one parity; call `Grid.exchange` before.
+        order : {0, 1, 2}
+            Shape of the clouds: 0 is the nearest point; 1 a cloud in cell, which interpolates linearly; 2 a
+            triangular-shaped cloud. Point k of a field that is staggered along an axis is at ``k - 1/2``.
+
+        Returns
+        -------
+        array
+            Shape (n,), or (n, components) with all component axes, in the dtype of the field; computed in float64.
+
+        Raises
+        ------
+        FieldError
+            If the field lacks the halo for the order: one cell for 1 and 2 in fields at cells, and along staggered axes
+            one for 2; if a particle is not in this rank's cells, as after a change of positions without `migrate`.
+
+        Notes
+        -----
+        Local. On a GPU it is one launch, ordered with the current stream, and values of particles outside this rank's
+        cells are NaN.
+        """
+        return read_clouds(self.domain, field, self.position, order)
+
+    @short_errors
+    def add(
+        self,
+        field: FieldLike,
+        values: npt.ArrayLike,
+        order: int = 1,
+        *,
+        reproducible: bool = False,
+    ) -> None:
+        """Add values of the particles to a field, each to the points around it: the adjoint of `get`.
+
+        Shares of points in the halo stay there; `Grid.accumulate` brings them to the owners of the cells.
+
+        Parameters
+        ----------
+        field, order
+            The same as for `get`.
+        values : array_like
+            A number for all particles, one for each, shape (n,), or the shape of the result of `get`.
+        reproducible : bool
+            Whether the result has the same bits for any order of this rank's particles, and so in each run with the
+            same division. Sums are then exact to 2**-50 of the largest value, and rounded once.
+
+        Raises
+        ------
+        FieldError
+            Also if the field is read-only, or values have another shape, or a dtype that the field's cannot hold.
+
+        Notes
+        -----
+        Local. On a GPU it is one launch of atomic additions, ordered with the current stream, several if
+        ``reproducible``. Particles in the order of `sort` are added fastest. A particle outside this rank's cells makes
+        a point of the field NaN.
+        """
+        add_clouds(
+            self.domain, field, self.position, values, order, reproducible=bool(reproducible)
+        )
