@@ -1,8 +1,9 @@
-"""Migration of particles on the host: each goes to the rank that owns the nearest cell.
+"""Migration of particles: each goes to the rank that owns the nearest cell.
 
-`halox.Particles` calls `find`, which changes nothing, `take`, which packs the particles that leave, and `put`, which
-stores the particles that arrive. `halox.sampling.device_migration` has the same steps on a GPU. Begin with `settled`,
-the rules at the ends of the grid. Arrivals, or else the last particles, fill the rows of particles that have left::
+`halox.Particles` calls the steps of a `Migration`. In a step of a program few particles leave their block. They are
+handled by functions of NumPy or CuPy (``xp``), and only the search for them, `outside`, looks at all particles. Begin
+with `settle`, the rules at the ends of the grid. Arrivals, or else the last particles, fill the rows of particles that
+have left::
 
     before   a b C d E f      C and E leave, g arrives
     after    a b g d f
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +22,17 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.io.message_queue import MessageQueue
 from halox.runtime.arrays import Array
+from halox.runtime.gpu.devices import to_host
 from halox.runtime.world import World
-from halox.sampling.weights import owners
+from halox.sampling.device_migration import outside_on_gpu, pinned_rows, to_gpu
 from halox.values import as_list, shown
 
 MIGRATION = "a migration"
 
 KEEP, REFLECT, ABSORB, WRAP = RULES = "keep", "reflect", "absorb", "wrap"
-"""Fates of particles beyond an end of the grid; wrapping belongs to periodic axes. Kernels know them by number."""
+"""Fates of particles beyond an end of the grid; wrapping belongs to periodic axes."""
 
-FARTHEST = 2.0**53
-"""Positions are smaller in magnitude: float64 does not hold all integers beyond."""
-
+_FARTHEST = 2.0**53  # float64 does not hold all integers beyond
 _ROWS = 1 << 15  # that are looked at together, so that they stay in the cache
 _MESSAGE_BYTES = 1 << 30  # below the limit of MPI's counts
 
@@ -67,103 +67,129 @@ def rules_of(walls: object, grid: Decomposition) -> Rules:
     )
 
 
-class Settled(NamedTuple):
-    """Positions in the grid, and which components walls have mirrored, which particles are absorbed, which wrong."""
+def settle(x: Any, cells: Sequence[int], rules: Rules, xp: Any) -> tuple[Any, Any, Any]:
+    """Apply the rules of the ends of the grid in place to positions of shape (n, axes).
 
-    positions: Array
-    mirrored: Array
-    absorbed: Array
-    wrong: Array
-
-
-def settled(positions: Array, cells: Sequence[int], rules: Rules) -> Settled:
-    """Apply the rules of the ends of the grid to positions of shape (n, axes).
+    Return which components walls have mirrored, which particles are absorbed, and which have no place.
 
     Examples
     --------
-    >>> found = settled(np.array([[-1.25], [4.5]]), [4], (("reflect", "absorb"),))
-    >>> found.positions[0], found.mirrored[0], found.absorbed
-    (array([0.25]), array([ True]), array([False,  True]))
+    >>> x = np.array([[-1.25], [4.5], [np.inf]])
+    >>> mirrored, absorbed, lost = settle(x, [4], (("reflect", "absorb"),), np)
+    >>> x[0], mirrored[0], absorbed, lost
+    (array([0.25]), array([ True]), array([False,  True, False]), array([False, False,  True]))
     """
-    wrong: Array = ~(abs(positions) < FARTHEST).all(axis=1)
-    absorbed = np.zeros(len(positions), bool)
-    positions = np.where(wrong[:, None], 0, positions)
-    mirrored = np.zeros(positions.shape, bool)
-    for axis, (n, rule) in enumerate(zip(cells, rules, strict=True)):
-        x, (low, high), last = positions[:, axis], rule, np.nextafter(n, 0) - 0.5
-        if rule in ((WRAP, WRAP), (REFLECT, REFLECT)):
-            turns = np.floor((x + 0.5) / n)
-            x -= turns * n
-            mirror = (turns % 2 != 0) & (low == REFLECT)
-            np.copyto(x, n - 1 - x, where=mirror)
-            np.clip(x, -0.5, last, out=x)
+    lost = ~(abs(x) < _FARTHEST).all(axis=1)
+    x[lost] = 0
+    absorbed, mirrored = xp.zeros(len(x), bool), xp.zeros(x.shape, bool)
+    for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
+        at, mirror = x[:, axis], mirrored[:, axis]
+        if low == high and low in (WRAP, REFLECT):
+            turns = xp.floor((at + 0.5) / n)
+            at -= turns * n
+            mirror[...], wall = (turns % 2 != 0) & (low == REFLECT), n - 1
+        elif low == REFLECT:
+            mirror[...], wall = at + 0.5 < 0, -1
+        elif high == REFLECT:
+            mirror[...], wall = at + 0.5 >= n, 2 * n - 1
         else:
-            mirror = ((x + 0.5 < 0) & (low == REFLECT)) | ((x + 0.5 >= n) & (high == REFLECT))
-            np.copyto(x, (-1 if low == REFLECT else 2 * n - 1) - x, where=mirror)
-            if high == REFLECT:
-                np.minimum(x, last, out=x, where=mirror)
-            for outside, end in ((x + 0.5 < 0, low), (x + 0.5 >= n, high)):
-                absorbed |= outside & (end == ABSORB)
-                wrong |= outside & (end == KEEP)
-        mirrored[:, axis] = mirror
-    return Settled(positions, mirrored, absorbed, wrong)
+            wall = 0
+        xp.copyto(at, wall - at, where=mirror)
+        # Rounding must not put a particle beyond the end.
+        if low in (WRAP, REFLECT):
+            xp.maximum(at, -0.5, out=at)
+        if high in (WRAP, REFLECT):
+            xp.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
+        for beyond, end in ((at + 0.5 < 0, low), (at + 0.5 >= n, high)):
+            absorbed |= beyond & (end == ABSORB)
+            lost |= beyond & (end == KEEP)
+    return mirrored, absorbed, lost
 
 
-def refused(row: int, position: Sequence[float]) -> FieldError:
-    """Return the error of a particle that has no cell."""
-    return FieldError(
-        f"position: particle {row} is at {shown([*position])}, which is not finite, 2**53 or more in magnitude, or "
-        'beyond a wall; move it into the grid, or make the particles with walls="reflect" or "absorb"'
-    )
+class Migration:
+    """A migration of one rank's particles, whose arrays have a row for each particle; positions come first.
 
-
-class HostMigration:
-    """Migrations of the particles of one rank, whose arrays have a row for each particle; positions come first."""
+    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `put`.
+    """
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
-        self._domain, self._rules = domain, rules
+        self._layout, self._rules, self._xp = domain.plain, rules, domain.xp
+        cut = self._cut = domain.decomposition
+        self._bounds = [self._xp.asarray(axis.bounds[1:-1], "f8") for axis in cut.axes]
+        self._rank_of = self._xp.asarray([*cut.placement.rank_of])
+        self._is_on_gpu = domain.device_id is not None
 
-    def find(self, positions: Array) -> tuple[Array, int]:
+    def find(self, positions: Any) -> tuple[Array, int]:
         """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
 
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
-        layout = self._domain.plain
-        self._rows = _outside(positions, layout.owned)
-        found = settled(positions[self._rows], self._domain.grid_shape, self._rules)
-        if found.wrong.any():
-            row = self._rows[np.argmax(found.wrong)]
-            raise refused(row, positions[row].tolist())
-        ranks = owners(layout, np.floor(found.positions + 0.5).astype("i8"))
-        ranks[found.absorbed] = -1
-        self._found, self._ranks = found, ranks
-        self._holes = self._rows[ranks != layout.rank]
-        counts = np.bincount(ranks[ranks >= 0], minlength=self._domain.world.size)
-        counts[layout.rank] = 0
-        return counts, len(self._holes)
+        xp, rank, size = self._xp, self._layout.rank, len(self._rank_of)
+        search = outside_on_gpu if self._is_on_gpu else outside
+        self._rows = rows = search(positions, self._layout.owned)
+        self._x = positions[rows]
+        self._mirrored, absorbed, lost = settle(self._x, self._cut.grid_shape, self._rules, xp)
+        block: Any = xp.zeros(len(rows), "i8")
+        for x, bounds, parts in zip(self._x.T, self._bounds, self._cut.proc_shape, strict=True):
+            block = block * parts + xp.searchsorted(bounds, x + 0.5, side="right")
+        places = self._rank_of[block]
+        places[absorbed], places[lost] = size, size + 1
+        order, counts = xp.argsort(places), to_host(xp.bincount(places, minlength=size + 2))
+        if counts[-1]:
+            row = int(rows[order[-1]])
+            raise FieldError(
+                f"position: particle {row} is at {shown(positions[row].tolist())}, which is not finite, 2**53 or more "
+                'in magnitude, or beyond a wall; move it, or make the particles with walls="reflect" or "absorb"'
+            )
+        stop = int(counts[: rank + 1].sum())
+        start = stop - int(counts[rank])
+        self._stay, self._leave = order[start:stop], xp.concatenate([order[:start], order[stop:]])
+        counts[rank] = 0
+        return counts[:size], len(self._leave)
 
-    def take(self, arrays: Sequence[Array], flips: Sequence[Array], sent: Array) -> None:
-        """Settle positions outside of the block, and pack the rows that leave into ``sent``, in order of the ranks."""
-        arrays[0][self._rows] = self._found.positions
-        at, axes = np.nonzero(self._found.mirrored)
-        for array in flips:
-            array[self._rows[at], axes] *= -1
-        order = np.argsort(self._ranks, kind="stable")
-        ranks = self._ranks[order]
-        leavers = self._rows[order[(ranks >= 0) & (ranks != self._domain.plain.rank)]]
-        for rows, columns in _columns(arrays):
-            sent[:, columns] = rows[leavers]
+    def _settled(self, arrays: Sequence[Any], flips: Sequence[bool], which: Any) -> Iterator[Any]:
+        """Yield the new values of some particles outside of the block."""
+        yield self._x[which]
+        for array, is_flipped in zip(arrays[1:], flips[1:], strict=True):
+            values = array[self._rows[which]]
+            if is_flipped:
+                values = self._xp.where(self._mirrored[which], -values, values)
+            yield values
 
-    def put(self, arrays: Sequence[Array], arrivals: Array, n: int) -> None:
-        """Store arrivals in place of the particles that have left or were absorbed, of ``n`` before."""
-        holes = self._holes
-        new = n - len(holes) + len(arrivals)
-        rest, last = holes[len(arrivals) :], np.arange(new, n)
-        targets = np.concatenate([holes[: len(arrivals)], np.arange(n, new)])
-        sources = last[~np.isin(last, rest)]
-        for rows, columns in _columns(arrays):
-            rows[targets] = arrivals[:, columns]
-            rows[rest[rest < new]] = rows[sources]
+    def pack(
+        self, arrays: Sequence[Any], flips: Sequence[bool], leaving: int, arriving: int
+    ) -> tuple[Array, Array]:
+        """Return particles that leave for other ranks, in order of the ranks, as rows of bytes, and new rows."""
+        settled = self._settled(arrays, flips, self._leave[:leaving])
+        rows = self._xp.concatenate([as_rows(values) for values in settled], axis=1)
+        shape = arriving, rows.shape[1]
+        if not self._is_on_gpu:
+            return rows, np.empty(shape, np.uint8)
+        return rows.get(out=pinned_rows(rows.shape)), pinned_rows(shape)
+
+    def put(self, arrays: Sequence[Any], flips: Sequence[bool], arrivals: Any, n: int) -> None:
+        """Settle particles that stay, and store arrivals in place of those that leave, of ``n`` particles."""
+        xp, stay, holes = self._xp, self._rows[self._stay], self._rows[self._leave]
+        for array, values in zip(arrays, self._settled(arrays, flips, self._stay), strict=True):
+            array[stay] = values
+        m = len(arrivals)
+        new = n - len(holes) + m
+        arrivals = to_gpu(arrivals) if self._is_on_gpu else arrivals
+        targets, sources = holes, holes[:0]
+        if new >= n:
+            targets = xp.concatenate([holes, xp.arange(n, new)])
+        else:  # the lowest holes are filled, and the last rows are moved into the others
+            holes = xp.sort(holes)
+            is_kept = xp.ones(n - new + 1, bool)
+            is_kept[xp.maximum(holes - new, -1)] = False
+            sources = new + xp.flatnonzero(is_kept[:-1])
+            targets = holes[: m + len(sources)]
+        start = 0
+        for rows in map(as_rows, arrays):
+            end = start + rows.shape[1]
+            rows[targets[m:]] = rows[sources]
+            rows[targets[:m]] = arrivals[:, start:end]
+            start = end
 
 
 def row_bytes(array: Any) -> int:
@@ -172,16 +198,12 @@ def row_bytes(array: Any) -> int:
     return nbytes
 
 
-def _columns(arrays: Sequence[Array]) -> Iterator[tuple[Array, slice]]:
-    """Yield arrays as bytes, shape (rows, bytes), and their columns in packed rows."""
-    start = 0
-    for array in arrays:
-        end = start + row_bytes(array)
-        yield array.reshape(-1).view(np.uint8).reshape(len(array), end - start), slice(start, end)
-        start = end
+def as_rows(array: Any) -> Any:
+    """View a contiguous array as rows of bytes."""
+    return array.reshape(-1).view("u1").reshape(len(array), row_bytes(array))
 
 
-def _outside(positions: Array, owned: Sequence[slice]) -> Array:
+def outside(positions: Array, owned: Sequence[slice]) -> Array:
     """Return the rows of the positions that are outside of a block, or not finite."""
     found = [np.zeros(0, "i8")]
     for first in range(0, len(positions), _ROWS):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from halox.domain.dimension_names import FACE
@@ -23,8 +22,7 @@ from halox.sampling.clouds import add_clouds, read_clouds
 from halox.sampling.locating import indices_of
 from halox.sampling.migration import (
     MIGRATION,
-    HostMigration,
-    row_bytes,
+    Migration,
     rules_of,
     swap_rows,
 )
@@ -123,7 +121,7 @@ class Particles(Unique):
         with self._world.guard:
             self._world.begin("making Particles")
             rules = self._world.attempt(check, "the making of particles", alike=True)
-            self._migration: Any = HostMigration(self.domain, rules)
+            self._migration = Migration(self.domain, rules)
             self._migrate()
 
     def __len__(self) -> int:
@@ -267,24 +265,21 @@ class Particles(Unique):
         arrived, before = int(incoming.sum()), self._n
         after = before - left + arrived
 
+        # In one order on all ranks, which may have added attributes in another.
+        names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
+        flips = [name in self._flip for name in names]
+
         def prepare() -> tuple[dict[str, Any], Any, Any]:
             buffers, capacity = self._buffers, len(self._buffers[POSITION])
             if after > capacity:
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
-            width = sum(map(row_bytes, buffers.values()))
-            sent, received = (np.empty((n, width), "u1") for n in (int(counts.sum()), arrived))
-            return buffers, sent, received
+            arrays = [buffers[name] for name in names]
+            return buffers, *migration.pack(arrays, flips, int(counts.sum()), arrived)
 
         buffers, sent, received = world.attempt(prepare, MIGRATION)
-        self._use(buffers, before)
-        # In one order on all ranks, which may have added attributes in another.
-        arrays = [
-            buffers[name] for name in sorted(buffers, key=lambda name: (name != POSITION, name))
-        ]
-        migration.take(arrays, [buffers[name] for name in self._flip], sent)
         swap_rows(world, sent, received, counts, incoming)
-        migration.put(arrays, received, before)
+        migration.put([buffers[name] for name in names], flips, received, before)
         self._use(buffers, after)
 
     def sort(self) -> None:
