@@ -930,8 +930,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             checkpoint of the same name is replaced, but only after the new checkpoint is complete. A name that ends in
             ``.npy`` is a file of one field, without checksums, attributes and coordinates. Names of netCDF and HDF5
             (``.nc``, ``.h5``, ...) are errors.
-        fields : mapping of str to array, optional
-            Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
+        fields : mapping of str to array or Particles, optional
+            Fields by name, with any dtypes and layouts, and `Particles`; or by keyword, as in ``u=u``.
         attrs : mapping, optional
             Attributes such as time and step: numbers, also NaN, text, lists, and dicts whose keys are text. Dates are
             stored as their ISO text. The attributes of rank 0 are stored.
@@ -1004,7 +1004,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Returns
         -------
         Loaded
-            A dict of the fields; its attribute ``attrs`` has the saved attributes. New fields have the grid's halo.
+            A dict of the fields, and of dicts for new `Particles`; ``attrs`` has the saved attributes.
 
         Raises
         ------

@@ -7,7 +7,7 @@ and adds to fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -130,7 +130,7 @@ class Particles(Unique):
 
     def __repr__(self) -> str:
         """Return the number of this rank's particles, the names of the arrays and the grid."""
-        return f"<halox.Particles: {self._n} here, {', '.join(self.keys())}, on {self._grid!r}>"
+        return f"<halox.Particles: {self._n} here, {', '.join(self)}, on {self._grid!r}>"
 
     # Arrays
 
@@ -146,6 +146,10 @@ class Particles(Unique):
     def keys(self) -> list[str]:
         """Return the names of the arrays, "position" first."""
         return [*self._views]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the arrays."""
+        return iter(self._views)
 
     def __getitem__(self, name: str) -> Any:
         """Return an array of this rank's particles."""
@@ -168,7 +172,7 @@ class Particles(Unique):
         elif values is not view:  # as it is after `p["v"] += 1`
             given = self._positions(values) if name == POSITION else self._array(name, values)
             try:
-                view[...] = given
+                view[...] = given.copy() if self.domain.xp.may_share_memory(given, view) else given
             except (TypeError, ValueError) as error:
                 raise FieldError(f"{name}: {error}; it has the shape {view.shape}") from error
 

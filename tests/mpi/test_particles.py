@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,6 +187,45 @@ def test_positions_by_dimension_and_attributes(comm: MPI.Intracomm) -> None:
         assert p.keys() == ["position", "w", "name"]
 
 
+@pytest.fixture
+def folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """A folder of all ranks."""
+    with TemporaryDirectory() as made:
+        yield Path(comm.bcast(made))
+        comm.Barrier()
+
+
+def test_checkpoints_on_other_ranks(folder: Path, comm: MPI.Intracomm) -> None:
+    """Beside a field: on all ranks, and again on half of them; also without particles on ranks, and without any."""
+    rng = np.random.default_rng(comm.rank)
+    for number, at in enumerate((rng.random((40 * (comm.rank != 1), 2)) * (8, 6) - 0.5, [])):
+        path, half = folder / f"{number}.zarr", comm.Split(comm.rank % 2)
+        with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+            p = halox.Particles(grid, at, n=comm.rank)
+            p["tag"] = np.zeros(len(p), TAG)
+            p["tag"]["b"] = p.position[:, 0]
+            p["v"] = p.position[:, :, None] * [1, 2, 3]
+            grid.save(path, u=grid.ones(), p=p, attrs={"step": 3})
+            assert agree(sorted(grid.load(path)) == ["p", "u"], comm)
+            there = comm.allgather({name: p[name] for name in p})
+        for ranks in (comm, half):
+            with halox.Grid((8, 6), device="cpu", comm=ranks) as grid:
+                loaded = grid.load(path, names="p")
+                q = halox.Particles(grid, walls="absorb", **loaded["p"])
+                assert loaded.attrs == {"step": 3} and {*q} == {"position", "n", "tag", "v"}
+                here = ranks.allgather({name: q[name] for name in q})
+            for name in ("position", "n", "tag", "v"):
+                rows, right = (
+                    sorted(str(row.tolist()) for one in each for row in one[name])
+                    for each in (here, there)
+                )
+                assert agree(rows == right, comm), name
+                assert here[0][name].dtype == there[0][name].dtype
+            owned = grid.owner(np.floor(q.position + 0.5).astype(int)) == grid.rank
+            assert agree(owned.all(), comm)
+        half.Free()
+
+
 def test_nothing_moves_after_an_error_of_one_rank(comm: MPI.Intracomm) -> None:
     """Also if a rank has no memory, or an attribute that other ranks lack; then migrate as usual."""
     with halox.Grid((3 * comm.size, 4), periodic=(True, False), device="cpu", comm=comm) as grid:
@@ -248,6 +290,16 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     "flipped text": (lambda g, p, odd: halox.Particles(g, [(1, 1)], flip="v", v=b"a"), "flip"),
     "an assigned shape": (lambda g, p, odd: p.__setitem__("v", np.ones((3, 7))), "v"),
     "no position": (lambda g, p, odd: p.__delitem__("position"), "position"),
+    "in a .npy file": (lambda g, p, odd: g.save("particles.npy", p=p), ".npy"),
+    "in an output": (lambda g, p, odd: halox.Output(g, "particles.zarr", p=p), "p: field"),
+    "twice in a checkpoint": (
+        lambda g, p, odd: g.save("particles.zarr", {"p.v": g.ones()}, p=p),
+        "p.v",
+    ),
+    "another grid's particles": (
+        lambda g, p, odd: halox.Grid((8, 6), device="cpu", comm=g.comm).save("a.zarr", p=p),
+        "this grid",
+    ),
     "owner of fractions": (lambda g, p, odd: g.owner([(1.5, 1)]), "cells"),
     "owner of other axes": (lambda g, p, odd: g.owner([1, 2, 3]), "cells"),
 }
