@@ -287,14 +287,15 @@ class Particles(Unique):
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:
-        """Order this rank's particles by place, so that accesses to near cells are near in time; those of `add` on GPUs most.
+        """Order this rank's particles by place, in C order, which makes `get` and `add` faster.
 
-        Local; call `migrate` before. Particles of equal places are those whose clouds of an order have the same points in
-        fields at cells, so for 0 and 2 those of a cell. Their order stays; places are in C order.
+        Particles of one place are those whose clouds of an order have the same points in fields at cells: of order 0 and
+        2 those of a cell. Their order stays. Local; call `migrate` before.
         """
         xp, key = self.domain.xp, 0
+        shift = 0 if order == 1 else 0.5
         for axis, cut in enumerate(self.domain.plain.owned):
-            place = xp.floor(self.position[:, axis] + (0 if order == 1 else 0.5)) - cut.start + 1
+            place = xp.floor(self.position[:, axis] + shift) - cut.start + 1
             key = key * (cut.stop - cut.start + 2) + place
         rows = xp.argsort(key, kind="stable")
         for view in self._views.values():
