@@ -224,8 +224,8 @@ def _blocks(clouds: Clouds, positions: Any) -> Iterator[tuple[slice, Iterator[An
             if not inside.all():
                 lost = int(inside.argmin())
                 raise FieldError(
-                    f"position: particle {start + lost} is at {float(x[lost]):g} along axis {axis}, not in this rank's cells; "
-                    "call migrate() after changes of positions"
+                    f"position: particle {start + lost} is at {float(x[lost]):g} along axis {axis}, not in this rank's "
+                    "cells; call migrate() after changes of positions"
                 )
             index = first.astype("i8")
             along.append([(index + n, weight) for n, weight in enumerate(weights)])
