@@ -13,10 +13,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from functools import lru_cache, reduce
-from itertools import product
+from itertools import chain, product
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,41 +25,15 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.reductions.device.field_plans import check_aligned
 from halox.reductions.operations import element
-from halox.runtime.arrays import Array, Described, DType, as_ndarray
+from halox.runtime.arrays import Array, Described, as_ndarray
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.devices import allocate, as_device_array, to_host
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.streams import stream_pointer
-from halox.values import as_int, check_unmasked, shown
+from halox.values import as_int, shown
 
 _BLOCK = 1 << 14  # particles at a time on the host, whose arrays stay in the cache
 _THREADS = 128
-
-
-class Clouds(NamedTuple):
-    """Clouds of an order in fields of a layout and dtype."""
-
-    layout: FieldLayout
-    dtype: DType
-    order: int
-    shift: tuple[float, ...]  # along each axis 1/2 if points are at faces
-    last: tuple[float, ...]  # along each axis the greatest index of a cloud's first point
-
-    @property
-    def components(self) -> tuple[int, ...]:
-        """Extents of all component axes."""
-        return self.layout.spec.components_before + self.layout.spec.components_after
-
-    @property
-    def grid_axes(self) -> range:
-        """Grid axes of the field."""
-        first = len(self.layout.spec.components_before)
-        return range(first, first + self.layout.spec.ndim)
-
-    @property
-    def parts(self) -> int:
-        """Number of real numbers of a number: 2 if it is complex."""
-        return 2 if self.dtype.kind == "c" else 1
 
 
 def weights_of(x: Array, order: int) -> tuple[Array, list[Array]]:
@@ -80,20 +54,20 @@ def weights_of(x: Array, order: int) -> tuple[Array, list[Array]]:
 
 
 def read_clouds(domain: Domain, field: object, positions: Any, order: int) -> Any:
-    """Return the values of a field at particles of this rank's cells, as `halox.Particles.get` describes them.
+    """Return the values of a field at particles, as `halox.Particles.get` describes them.
 
     ``positions`` are global indices of shape (particles, axes), in float64 and on the device of the grid's fields.
     """
-    clouds, described = _describe(domain, field, order)
-    values: Any = allocate((len(positions), *clouds.components), clouds.dtype, described.device)
+    described, layout, components = _describe(domain, field, order)
+    values: Any = allocate((len(positions), *components), described.dtype, described.device)
     if described.device is not None:
-        _launch("get_clouds", clouds, described, positions, values.data.ptr)
+        _launch("get_clouds", described, layout, order, positions, values.data.ptr)
         return values
-    cells = np.moveaxis(as_ndarray(field), clouds.grid_axes, range(positions.shape[1]))
-    for rows, points in _blocks(clouds, positions):
-        sums = np.zeros(values[rows].shape, np.result_type(clouds.dtype, "f8"))
+    cells = np.moveaxis(as_ndarray(field), _grid_axes(layout), range(layout.spec.ndim))
+    for rows, points in _blocks(layout, order, positions):
+        sums = np.zeros(values[rows].shape, np.result_type(values, "f8"))
         for indices, weights in points:
-            sums += cells[indices] * weights.reshape(-1, *(1,) * len(clouds.components))
+            sums += cells[indices] * weights.reshape(-1, *(1,) * len(components))
         values[rows] = sums
     return values
 
@@ -101,112 +75,107 @@ def read_clouds(domain: Domain, field: object, positions: Any, order: int) -> An
 def add_clouds(
     domain: Domain, field: object, positions: Any, values: Any, order: int, *, reproducible: bool
 ) -> None:
-    """Add values of particles of this rank's cells to a field, as `halox.Particles.add` describes it."""
-    clouds, described = _describe(domain, field, order)
-    (particles, ndim), parts, xp = positions.shape, clouds.parts, domain.xp
-    if not described.writable:
-        raise FieldError("field: it is read-only; pass an array that can be written")
-    numbers = _numbers(clouds, values, particles, domain)
+    """Add values of particles to a field, as `halox.Particles.add` describes it."""
+    described, layout, components = _describe(domain, field, order)
+    numbers = _numbers(domain, described, values, (len(positions), *components))
+    (particles, ndim), (rows, width), xp = positions.shape, numbers.shape, domain.xp
     if not particles:
         return
     if described.device is not None and not reproducible:
-        stride = 0 if len(numbers) < particles else numbers.shape[1]
-        _launch("add_clouds", clouds, described, positions, numbers.data.ptr, stride)
+        stride = width if rows == particles else 0
+        _launch("add_clouds", described, layout, order, positions, numbers.data.ptr, stride)
         return
     array: Any = as_ndarray(field) if described.device is None else as_device_array(field)
-    grid_last = xp.moveaxis(array, clouds.grid_axes, range(-ndim, 0))
-    shape = grid_last.shape[-ndim:]
-    units = _units(xp, numbers, particles) if reproducible else None
-    sums = xp.zeros((prod(clouds.components), 2 if reproducible else 1, prod(shape) * parts))
-    numbers = xp.broadcast_to(numbers, (particles, numbers.shape[1]))
-    for rows, points in _blocks(clouds, positions):
+    grid_last = xp.moveaxis(array, _grid_axes(layout), range(-ndim, 0))
+    shape, parts = grid_last.shape[-ndim:], width // prod(components)  # 2 parts if complex
+    units = _units(xp, numbers, particles) if reproducible else [0.0]
+    sums = xp.zeros((prod(components), len(units), prod(shape) * parts))
+    numbers = xp.broadcast_to(numbers, (particles, width))
+    for rows, points in _blocks(layout, order, positions):
         for indices, weights in points:
             at = xp.ravel_multi_index(indices, shape) * parts
             for n, given in enumerate(numbers[rows].T):
-                totals = sums[n // parts]
-                for total, terms in zip(totals, _slices(weights * given, units), strict=True):
-                    xp.add.at(total, at + n % parts, terms)
-    whole = sums.sum(axis=1).view("c16" if parts == 2 else "f8")
-    grid_last += whole.reshape(grid_last.shape)
-
-
-def _describe(domain: Domain, field: object, order: object) -> tuple[Clouds, Described]:
-    described, layout = domain.layouts.read(field)
-    number = as_int(order)
-    if number not in (0, 1, 2):
-        raise FieldError(f"order must be 0, 1 or 2, got {shown(order)}")
-    if described.device is not None:
-        check_aligned(described)
-    return clouds_of(layout, described.dtype, number), described
-
-
-@lru_cache(maxsize=64)
-def clouds_of(layout: FieldLayout, dtype: DType, order: int) -> Clouds:
-    """Return the clouds of an order, unless a field lacks points around some particles of this rank's cells."""
-    spec = layout.spec
-    if spec.parity is not None:
-        raise FieldError("field: a field of one parity has no clouds; give a field of all cells")
-    if dtype.char not in "fdFD" or not dtype.isnative:
-        raise FieldError(f"field: expected float32, float64, complex64 or complex128, got {dtype}")
-    for axis, (is_staggered, halo) in enumerate(zip(spec.staggered, spec.halo, strict=True)):
-        needed = order // 2 if is_staggered else (order + 1) // 2
-        if min(halo) < needed:
-            raise FieldError(
-                f"order: clouds of order {order} need a halo of {needed} along axis {axis}, and the field has {halo} "
-                f"(low, high); make it with halo={needed}, or give a lower order"
-            )
-    shift = tuple(0.5 * is_staggered for is_staggered in spec.staggered)
-    last = tuple(along.stored - 1.0 - order for along in layout.cells)
-    return Clouds(layout, dtype, order, shift, last)
-
-
-def _numbers(clouds: Clouds, values: Any, particles: int, domain: Domain) -> Any:
-    """Return the real and imaginary parts to add, in a row for each particle, or in one row for all."""
-    check_unmasked(values, "values")
-    on_host = domain.device_id is None or isinstance(values, (int, float, complex))
-    given: Any = to_host(values) if on_host else as_device_array(values)
-    if not np.can_cast(given.dtype, clouds.dtype, "same_kind"):
-        raise FieldError(
-            f"values: dtype {given.dtype} cannot be added to a field of {clouds.dtype}; convert one of them"
-        )
-    if given.ndim == 0:
-        numbers = domain.xp.full((1, *clouds.components), given[()], clouds.dtype)
-        return numbers.view(clouds.dtype.char.lower()).reshape(1, -1)
-    if given.ndim == 1:  # a number for each particle
-        given = given.reshape(-1, *(1,) * len(clouds.components))
-    shape = (particles, *clouds.components)
-    try:
-        numbers = domain.xp.broadcast_to(given, shape)
-    except ValueError:
-        raise FieldError(
-            f"values: expected a number, or an array of shape ({particles},) or {shape}, got {shown(values)}"
-        ) from None
-    numbers = domain.xp.ascontiguousarray(numbers, clouds.dtype).view(clouds.dtype.char.lower())
-    return numbers.reshape(particles, prod(clouds.components) * clouds.parts)
+                rest = weights * given
+                for total, unit in zip(sums[n // parts], units, strict=True):
+                    term = (rest + unit) - unit
+                    xp.add.at(total, at + n % parts, term)
+                    rest = rest - term
+    grid_last += sums.sum(axis=1).view("c16" if parts == 2 else "f8").reshape(grid_last.shape)
 
 
 def _units(xp: Any, numbers: Any, particles: int) -> Any:
-    """Return two numbers, 1.5 * 2**52 units each: no sum of all particles' multiples of a unit is rounded.
+    """Return 1.5 * 2**52 units, large and small, so that no sum of all particles' multiples of a unit is rounded.
 
-    All terms are below ``2**exponent``; what the large unit leaves of them is at most half of it.
+    Terms are below 2**exponent, and rests at most half of the large unit. See J. Demmel and H. D. Nguyen: Parallel
+    reproducible summation, IEEE Transactions on Computers 64 (7), 2015, section 4.
     """
     bits = particles.bit_length() + 1
     exponent = xp.frexp(abs(numbers).max())[1] + xp.array([bits - 1, 2 * bits - 55], "i4")
     return xp.ldexp(xp.full(2, 1.5), exponent)
 
 
-def _slices(terms: Any, units: Any) -> Iterator[Any]:
-    """Yield the terms, or with units the nearest multiples of the large one, and those of the small one of the rest."""
-    if units is None:
-        yield terms
-        return
-    for unit in units:
-        part = (terms + unit) - unit
-        yield part
-        terms = terms - part
+def _describe(
+    domain: Domain, field: object, order: object
+) -> tuple[Described, FieldLayout, tuple[int, ...]]:
+    """Return a field's description, layout and components; with the same errors on all ranks."""
+    described, layout = domain.layouts.read(field)
+    spec, number, dtype = layout.spec, as_int(order), described.dtype
+    if number not in (0, 1, 2):
+        raise FieldError(f"order must be 0, 1 or 2, got {shown(order)}")
+    if spec.parity is not None or dtype.char not in "fdFD" or not dtype.isnative:
+        raise FieldError(
+            f"field: expected all cells in float32, float64, complex64 or complex128, got {described} of {layout}"
+        )
+    for axis, halo in enumerate(spec.halo):
+        needed = (number + (not spec.staggered[axis])) // 2
+        if min(halo) < needed:
+            raise FieldError(
+                f"order: clouds of order {number} need a halo of {needed} along axis {axis}, and the field has {halo} "
+                f"(low, high); make it with halo={needed}, or give a lower order"
+            )
+    if described.device is not None:
+        check_aligned(described)
+    return described, layout, spec.components_before + spec.components_after
 
 
-def _blocks(clouds: Clouds, positions: Any) -> Iterator[tuple[slice, Iterator[Any]]]:
+def _numbers(domain: Domain, field: Described, values: Any, shape: tuple[int, ...]) -> Any:
+    """Return the real and imaginary parts to add, in a row for each particle, or in one row for all."""
+    given: Any = to_host(values) if field.device is None else as_device_array(values)
+    if not field.writable or not np.can_cast(given.dtype, field.dtype, "same_kind"):
+        raise FieldError(
+            f"values: dtype {given.dtype} cannot be added to a field of {field.dtype}"
+            + " that is read-only" * (not field.writable)
+        )
+    rows = shape[0] if given.ndim else 1
+    if given.ndim == 1:  # a number for each particle
+        given = given.reshape(-1, *(1,) * len(shape[1:]))
+    try:
+        numbers = domain.xp.broadcast_to(given, (rows, *shape[1:]))
+    except ValueError:
+        raise FieldError(
+            f"values: expected a number, or an array of shape {shape[:1]} or {shape}, got {shown(values)}"
+        ) from None
+    numbers = domain.xp.ascontiguousarray(numbers, field.dtype).view(field.dtype.char.lower())
+    return numbers.reshape(rows, numbers.size // max(rows, 1))
+
+
+def _grid_axes(layout: FieldLayout) -> range:
+    first = len(layout.spec.components_before)
+    return range(first, first + layout.spec.ndim)
+
+
+def _along(layout: FieldLayout, order: int) -> list[list[float]]:
+    """Return along each axis 1/2 if points are at faces, the array's first point, and the last first one of a cloud."""
+    return [
+        [0.5 * is_staggered for is_staggered in layout.spec.staggered],
+        [*layout.origin],
+        [along.stored - 1.0 - order for along in layout.cells],
+    ]
+
+
+def _blocks(
+    layout: FieldLayout, order: int, positions: Any
+) -> Iterator[tuple[slice, Iterator[Any]]]:
     """Yield blocks of particles, and for each of their points the indices in the array and the weights."""
 
     def point(sides: Any) -> tuple[tuple[Array, ...], Array]:
@@ -216,71 +185,60 @@ def _blocks(clouds: Clouds, positions: Any) -> Iterator[tuple[slice, Iterator[An
     block = _BLOCK if isinstance(positions, np.ndarray) else len(positions)
     for start in range(0, len(positions), block):
         rows, along = slice(start, start + block), []
-        for axis, last in enumerate(clouds.last):
+        for axis, (shift, origin, last) in enumerate(zip(*_along(layout, order), strict=True)):
             x = positions[rows, axis]
-            first, weights = weights_of(x + clouds.shift[axis], clouds.order)
-            first -= clouds.layout.origin[axis]
-            inside = (first >= 0) & (first <= last)
+            first, weights = weights_of(x + shift, order)
+            inside = (first >= origin) & (first <= origin + last)
             if not inside.all():
                 lost = int(inside.argmin())
                 raise FieldError(
                     f"position: particle {start + lost} is at {float(x[lost]):g} along axis {axis}, not in this rank's "
                     "cells; call migrate() after changes of positions"
                 )
-            index = first.astype("i8")
+            index = first.astype("i8") - origin
             along.append([(index + n, weight) for n, weight in enumerate(weights)])
         yield rows, map(point, product(*along))
 
 
 @lru_cache(maxsize=64)
-def _tables(clouds: Clouds, strides: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """Return the kernels' tables of places and axes, and their ``#define``s, for a field of these strides."""
-    grid, size = clouds.grid_axes, clouds.dtype.itemsize // clouds.parts
-    across = strides[: grid.start] + strides[grid.stop :]
+def _tables(layout: FieldLayout, kind: str, strides: tuple[int, ...], order: int) -> list[Any]:
+    """Return the kernels' ``#define``s and tables of places and axes, for a field of a dtype and strides."""
+    grid, dtype, spec = _grid_axes(layout), np.dtype(kind), layout.spec
+    across, real = strides[: grid.start] + strides[grid.stop :], np.dtype(dtype.char.lower())
     numbers = [
-        sum(map(mul, component, across)) + size * part
-        for component in np.ndindex(clouds.components)
-        for part in range(clouds.parts)
+        sum(map(mul, component, across)) + part
+        for component in np.ndindex(spec.components_before + spec.components_after)
+        for part in range(0, dtype.itemsize, real.itemsize)
     ]
-    places = [*strides[grid.start : grid.stop], *numbers]
-    axes = [*clouds.shift, *clouds.layout.origin, *clouds.last]
-    defines = {
-        "TYPE": element(np.dtype(f"f{size}")),
-        "NDIM": len(grid),
-        "ORDER": clouds.order,
-        "NUMBERS": len(numbers),
-    }
-    return (
+    defines = {"TYPE": element(real), "NDIM": spec.ndim, "ORDER": order, "NUMBERS": len(numbers)}
+    places, axes = [*strides[grid.start : grid.stop], *numbers], [*chain(*_along(layout, order))]
+    return [
+        tuple((name, str(value)) for name, value in defines.items()),
         (ctypes.c_int64 * len(places))(*places),
         (ctypes.c_double * len(axes))(*axes),
-        tuple((name, str(value)) for name, value in defines.items()),
-    )
+    ]
 
 
 def _launch(
     function: str,
-    clouds: Clouds,
     field: Described,
+    layout: FieldLayout,
+    order: int,
     positions: Any,
     values: int,
     stride: int = 0,
 ) -> None:
     """Launch a kernel on the current stream; ``stride`` is that of the particles' values."""
-    particles = len(positions)
-    if not particles:
+    if not len(positions):
         return
     assert field.device is not None
-    places, axes, defines = _tables(clouds, field.strides)
+    defines, *tables = _tables(layout, field.dtype.str, field.strides, order)
+    addresses = map(ctypes.c_uint64, (field.pointer, positions.data.ptr, values))
     launch = PreparedLaunch(
         kernel("clouds", function, field.device, defines),
-        -(-particles // _THREADS),
+        -(-len(positions) // _THREADS),
         _THREADS,
-        [
-            *map(ctypes.c_uint64, (field.pointer, positions.data.ptr, values)),
-            places,
-            axes,
-            *map(ctypes.c_int64, (particles, stride)),
-        ],
+        [*addresses, *tables, ctypes.c_int64(len(positions)), ctypes.c_int64(stride)],
         device=field.device,
     )
     launch.launch(stream_pointer())

@@ -305,67 +305,39 @@ class Particles(Unique):
 
     @short_errors
     def get(self, field: FieldLike, order: int = 1) -> Any:
-        """Return the values of a field at the particles.
+        """Return the values of a field at the particles: shape (n,), or (n, components) with all component axes.
+
+        Local. On a GPU it is one launch, ordered with the current stream.
 
         Parameters
         ----------
         field : array
-            A float or complex field of the grid, of any layout except one parity; call `Grid.exchange` before.
+            A float or complex field of the grid, of any layout except one parity; call `Grid.exchange` before. Point k
+            of a field that is staggered along an axis is at ``k - 1/2``.
         order : {0, 1, 2}
             Shape of the clouds: 0 is the nearest point; 1 a cloud in cell, which interpolates linearly; 2 a
-            triangular-shaped cloud. Point k of a field that is staggered along an axis is at ``k - 1/2``.
-
-        Returns
-        -------
-        array
-            Shape (n,), or (n, components) with all component axes, in the dtype of the field; computed in float64.
+            triangular-shaped cloud. Orders 1 and 2 need a halo of 1, except 1 along staggered axes.
 
         Raises
         ------
         FieldError
-            If the field lacks the halo for the order: one cell for 1 and 2 in fields at cells, and along staggered axes
-            one for 2; if a particle is not in this rank's cells, as after a change of positions without `migrate`.
-
-        Notes
-        -----
-        Local. On a GPU it is one launch, ordered with the current stream, and values of particles outside this rank's
-        cells are NaN.
+            Also if the field lacks the halo for the order, or a particle is not in this rank's cells: call `migrate`
+            after changes of positions. On a GPU the value of such a particle is NaN instead.
         """
         return read_clouds(self.domain, field, self.position, order)
 
     @short_errors
     def add(
-        self,
-        field: FieldLike,
-        values: npt.ArrayLike,
-        order: int = 1,
-        *,
-        reproducible: bool = False,
+        self, field: FieldLike, values: Any, order: int = 1, *, reproducible: bool = False
     ) -> None:
-        """Add values of the particles to a field, each to the points around it: the adjoint of `get`.
+        """Add values of the particles to the points around them, the adjoint of `get`; then call `Grid.accumulate`.
 
-        Shares of points in the halo stay there; `Grid.accumulate` brings them to the owners of the cells.
+        ``values`` are a number for all particles, one for each, or an array of the shape of `get`. Errors are those of
+        `get`; on a GPU a particle that is not in this rank's cells makes a point of the field NaN.
 
-        Parameters
-        ----------
-        field, order
-            The same as for `get`.
-        values : array_like
-            A number for all particles, one for each, shape (n,), or the shape of the result of `get`.
-        reproducible : bool
-            Whether the result has the same bits for any order of this rank's particles, and so in each run with the
-            same division. Sums are then rounded once, from terms that are exact to 2**-50 of the largest value.
-
-        Raises
-        ------
-        FieldError
-            Also if the field is read-only, or values have another shape, or a dtype that the field's cannot hold.
-
-        Notes
-        -----
-        Local. On a GPU it is one launch of atomic additions, ordered with the current stream; fastest in the order of
-        `sort`, and some tens of times slower if ``reproducible``. A particle outside this rank's cells makes a point of
-        the field NaN there.
+        Local. On a GPU it is one launch of atomic additions, ordered with the current stream, fastest after `sort`.
+        ``reproducible=True`` gives the same bits for any order of this rank's particles, and so in each run with the
+        same division; on GPUs it takes some tens of times as long.
         """
         add_clouds(
             self.domain, field, self.position, values, order, reproducible=bool(reproducible)

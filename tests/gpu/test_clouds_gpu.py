@@ -73,4 +73,4 @@ def test_energies_of_ppic2() -> None:
     options: Any = {"halo": 1, "periodic": True, "comm": MPI.COMM_SELF, "device": "gpu"}
     with halox.Grid((512, 512), **options) as grid:
         field, kinetic = ppic2.run(grid, 3072, 100)
-    assert abs(field - ppic2.FIELD) < 0.002 and abs(kinetic - ppic2.KINETIC) < 2
+    assert abs(field - ppic2.FIELD) < 0.001 and abs(kinetic - ppic2.KINETIC) < 1

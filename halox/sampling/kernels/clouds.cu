@@ -10,18 +10,11 @@
 
 #ifndef TYPE
 #define TYPE double
-#endif
-#ifndef NDIM
 #define NDIM 2
-#endif
-#ifndef ORDER
 #define ORDER 1
-#endif
-#ifndef NUMBERS
 #define NUMBERS 1
 #endif
 
-typedef TYPE Number;
 typedef long long i64;
 
 constexpr int POINTS = ORDER + 1;
@@ -37,101 +30,98 @@ struct Axes {
     double shift[NDIM], first[NDIM], last[NDIM];
 };
 
-typedef double Weights[NDIM][3];
+// The place of a particle's first point, and the weights of its points along each axis.
+struct Cloud {
+    i64 place;
+    double weights[NDIM][3];
+};
 
-// Return the place of a particle's first point, and set the weights of its points along each axis.
-static __device__ __forceinline__ i64 locate(const double* position, const Places& places, const Axes& axes,
-                                             Weights& weights)
+static __device__ __forceinline__ void locate(const double* position, const Places& places, const Axes& axes, Cloud& cloud)
 {
-    i64 place = 0;
-    bool inside = true;
+    cloud.place = 0;
+    double outside = 0;
 #pragma unroll
     for (int axis = 0; axis < NDIM; ++axis) {
         const double x = position[axis] + axes.shift[axis];
         const double nearest = floor(ORDER == 1 ? x : x + 0.5), rest = x - nearest;
-        weights[axis][0] = ORDER == 0 ? 1 : ORDER == 1 ? 1 - rest : 0.5 * (0.5 - rest) * (0.5 - rest);
-        weights[axis][1] = ORDER == 1 ? rest : 0.75 - rest * rest;
-        weights[axis][2] = 0.5 * (0.5 + rest) * (0.5 + rest);
+        double(&weights)[3] = cloud.weights[axis];
+        weights[0] = ORDER == 0 ? 1 : ORDER == 1 ? 1 - rest : 0.5 * (0.5 - rest) * (0.5 - rest);
+        weights[1] = ORDER == 1 ? rest : 0.75 - rest * rest;
+        weights[2] = 0.5 * (0.5 + rest) * (0.5 + rest);
         const double index = nearest - (ORDER == 2) - axes.first[axis];
-        const bool is_in = index >= 0 && index <= axes.last[axis];
-        place += is_in ? i64(index) * places.axes[axis] : 0;
-        inside = inside && is_in;
+        if (index >= 0 && index <= axes.last[axis])
+            cloud.place += i64(index) * places.axes[axis];
+        else
+            outside = __longlong_as_double(0x7ff8000000000000);
     }
-    if (!inside)
-        weights[0][0] = __longlong_as_double(0x7ff8000000000000);
-    return place;
+    cloud.weights[0][0] += outside;
 }
 
-static __device__ __forceinline__ i64 place_of(int corner, const Places& places)
-{
-    i64 place = 0;
-#pragma unroll
-    for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS)
-        place += corner % POINTS * places.axes[axis];
-    return place;
-}
-
-static __device__ __forceinline__ double weight_of(int corner, const Weights& weights)
+// Return the weight of a corner, and its place.
+static __device__ __forceinline__ double corner_of(const Cloud& cloud, int corner, const Places& places, i64& place)
 {
     double weight = 1;
+    place = cloud.place;
 #pragma unroll
-    for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS)
-        weight *= weights[axis][corner % POINTS];
+    for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS) {
+        weight *= cloud.weights[axis][corner % POINTS];
+        place += corner % POINTS * places.axes[axis];
+    }
     return weight;
 }
 
 extern "C" __global__ void get_clouds(const char* __restrict__ field, const double* __restrict__ positions,
-                                      Number* __restrict__ values, const Places places, const Axes axes, i64 particles,
-                                      i64)
+                                      TYPE* __restrict__ values, const Places places, const Axes axes, i64 particles, i64)
 {
     const i64 particle = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (particle >= particles)
         return;
-    Weights weights;
+    Cloud cloud;
     double sums[NUMBERS] = {};
-    const char* const first = field + locate(positions + particle * NDIM, places, axes, weights);
+    locate(positions + particle * NDIM, places, axes, cloud);
 #pragma unroll
-    for (int corner = 0; corner < CORNERS; ++corner)
+    for (int corner = 0; corner < CORNERS; ++corner) {
+        i64 place;
+        const double weight = corner_of(cloud, corner, places, place);
 #pragma unroll
         for (int number = 0; number < NUMBERS; ++number)
-            sums[number] += weight_of(corner, weights) *
-                            *(const Number*)(first + place_of(corner, places) + places.numbers[number]);
+            sums[number] += weight * *(const TYPE*)(field + place + places.numbers[number]);
+    }
 #pragma unroll
     for (int number = 0; number < NUMBERS; ++number)
-        values[particle * NUMBERS + number] = Number(sums[number]);
+        values[particle * NUMBERS + number] = TYPE(sums[number]);
 }
 
-extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions,
-                                      const Number* __restrict__ values, const Places places, const Axes axes,
-                                      i64 particles, i64 stride)
+extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions, const TYPE* __restrict__ values,
+                                      const Places places, const Axes axes, i64 particles, i64 stride)
 {
     const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 particle = index < particles ? index : particles - 1;  // all lanes take part, some with the value 0
-    Weights weights;
-    char* const first = field + locate(positions + particle * NDIM, places, axes, weights);
-    const unsigned lane = threadIdx.x & 31, group = __match_any_sync(~0u, (unsigned long long)first);
+    Cloud cloud;
+    locate(positions + particle * NDIM, places, axes, cloud);
+    const unsigned lane = threadIdx.x & 31, group = __match_any_sync(~0u, cloud.place);
     const unsigned before = group & ((1u << lane) - 1);
     for (int number = 0; number < NUMBERS; ++number) {
-        const double value = index < particles ? values[particle * stride + number] : Number(0);
-        Number sums[CORNERS];
+        const double value = index < particles ? values[particle * stride + number] : TYPE(0);
+        i64 place[CORNERS];
+        TYPE sums[CORNERS];
 #pragma unroll
         for (int corner = 0; corner < CORNERS; ++corner)
-            sums[corner] = Number(weight_of(corner, weights) * value);
+            sums[corner] = TYPE(corner_of(cloud, corner, places, place[corner]) * value);
         // Each lane adds the sums of the next one of its group that is left; then every other lane leaves.
         unsigned after = group & ~((2u << lane) - 1);
         for (unsigned rank = __popc(before); __any_sync(~0u, after); rank >>= 1) {
             const int next = after ? __ffs(after) - 1 : int(lane);
 #pragma unroll
             for (int corner = 0; corner < CORNERS; ++corner) {
-                const Number more = __shfl_sync(~0u, sums[corner], next);
+                const TYPE more = __shfl_sync(~0u, sums[corner], next);
                 sums[corner] += after ? more : 0;
             }
             after &= __ballot_sync(~0u, rank % 2 == 0);
         }
-        if (before == 0) {
 #pragma unroll
-            for (int corner = 0; corner < CORNERS; ++corner)
-                atomicAdd((Number*)(first + places.numbers[number] + place_of(corner, places)), sums[corner]);
-        }
+        for (int corner = 0; corner < CORNERS; ++corner)
+            if (before == 0)
+                atomicAdd((TYPE*)(field + place[corner] + places.numbers[number]), sums[corner]);
     }
 }

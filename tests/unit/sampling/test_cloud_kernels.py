@@ -40,8 +40,9 @@ template <class T> static T __shfl_sync(unsigned, T mine, int lane)
     std::memcpy(&mine, &lanes[lane], sizeof mine);
     return mine;
 }}
-static unsigned __match_any_sync(unsigned, unsigned long long mine)
+static unsigned __match_any_sync(unsigned, long long number)
 {{
+    const unsigned long long mine = (unsigned long long)number;
     publish(mine);
     unsigned found = 0;
     for (int lane = 0; lane < 32; ++lane)
@@ -61,7 +62,7 @@ static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
 static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 template <class T> static void atomicAdd(T* at, T value) {{ *at += value; }}
 {source("clouds")}
-extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, Number* values,
+extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, TYPE* values,
                     const Places* places, const Axes* axes, long long particles, long long stride)
 {{
     if (adds)
