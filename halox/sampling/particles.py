@@ -49,8 +49,8 @@ class Particles(Unique):
         What happens beyond the walls, at ``-1/2`` and ``cells - 1/2``. "reflect" mirrors the position at the wall,
         "absorb" removes the particle, and "keep", the default, is an error. Periodic axes wrap.
     flip : str or sequence of str
-        Attributes of shape (n, axes), such as velocities, whose component along an axis changes its sign when a wall of
-        this axis reflects the particle.
+        Attributes of floats of shape (n, axes), such as velocities, whose component along an axis changes its sign when
+        a wall of this axis reflects the particle.
     **attributes : array_like
         Attributes by name, of any fixed-size dtype and of shape (n, ...), or a number for all particles.
 
@@ -121,7 +121,11 @@ class Particles(Unique):
         with self._world.guard:
             self._world.begin("making Particles")
             rules = self._world.attempt(check, "the making of particles", alike=True)
-            self._migration = Migration(self.domain, rules)
+            self._migration: Any = Migration(self.domain, rules)
+            if self.domain.device_id is not None:
+                from halox.sampling.device_migration import DeviceMigration
+
+                self._migration = DeviceMigration(self.domain, rules)
             self._migrate()
 
     def __len__(self) -> int:
@@ -238,7 +242,7 @@ class Particles(Unique):
         Raises
         ------
         FieldError
-            Also if an attribute of ``flip`` is missing, or is not of numbers of shape (n, axes).
+            Also if an attribute of ``flip`` is missing, or is not of floats of shape (n, axes).
 
         Notes
         -----
@@ -256,18 +260,17 @@ class Particles(Unique):
                 if (
                     array is None
                     or array.shape != self.position.shape
-                    or array.dtype.kind not in "ifc"
+                    or array.dtype.kind not in "fc"
                 ):
                     raise FieldError(
-                        f"flip: {shown(name)} is not an attribute of signed numbers of shape {self.position.shape}"
+                        f"flip: {shown(name)} is not an attribute of floats of shape {self.position.shape}"
                     )
             kinds = [f"{name}: {a.dtype} {a.shape[1:]}" for name, a in sorted(self._views.items())]
             return migration.find(self.position), {"the attributes": ", ".join(kinds)}
 
         counts, left = world.attempt(find, MIGRATION, alike=True)
         incoming = world.ranks.swap_numbers(counts, MIGRATION) if world.size > 1 else counts
-        arrived, before = int(incoming.sum()), self._n
-        after = before - left + arrived
+        after = self._n - left + int(incoming.sum())
 
         # In one order on all ranks, which may have added attributes in another.
         names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
@@ -279,11 +282,11 @@ class Particles(Unique):
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
             arrays = [buffers[name] for name in names]
-            return buffers, *migration.pack(arrays, flips, int(counts.sum()), arrived)
+            return buffers, *migration.pack(arrays, flips, counts, incoming)
 
         buffers, sent, received = world.attempt(prepare, MIGRATION)
         swap_rows(world, sent, received, counts, incoming)
-        migration.put([buffers[name] for name in names], flips, received, before)
+        migration.put(received)
         self._use(buffers, after)
 
     def sort(self) -> None:
