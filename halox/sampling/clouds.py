@@ -2,8 +2,7 @@
 
 Along each axis a particle is a cloud around its position, and a point of a field has the weight of the part of the
 cloud nearest to it. Order 0 is the nearest point, 1 a cloud as long as a cell (cloud in cell, linear weights), and 2 a
-triangle (triangular-shaped cloud). The host adds point by point, a GPU by `kernels/clouds.cu`. Begin with
-`weights_of`.
+triangle (triangular-shaped cloud). The host adds point by point, a GPU by `kernels/clouds.cu`. Begin with `weights_of`.
 
 References: C. K. Birdsall and A. B. Langdon: Plasma Physics via Computer Simulation, 1985, sections 2-6 and 8-8; R. W.
 Hockney and J. W. Eastwood: Computer Simulation Using Particles, 1988, section 5-3.
@@ -13,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import product
+from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.reductions.device.field_plans import check_aligned
 from halox.reductions.operations import element
-from halox.runtime.arrays import Array, DType, as_ndarray
+from halox.runtime.arrays import Array, Described, DType, as_ndarray
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.devices import allocate, as_device_array, to_host
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -36,26 +37,23 @@ _THREADS = 128
 
 
 class Clouds(NamedTuple):
-    """A field, and along each axis where its points lie."""
+    """Clouds of an order in fields of a layout and dtype."""
 
     layout: FieldLayout
     dtype: DType
     order: int
-    shift: list[float]  # 1/2 if points are at faces
-    last: list[float]  # greatest index in the array of a particle's first point
+    shift: tuple[float, ...]  # along each axis 1/2 if points are at faces
+    last: tuple[float, ...]  # along each axis the greatest index of a cloud's first point
 
     @property
     def components(self) -> tuple[int, ...]:
         """Extents of all component axes."""
         return self.layout.spec.components_before + self.layout.spec.components_after
 
-    def planes(self, field: Any) -> list[Any]:
-        """View the real and imaginary parts of all components, each as an array of the grid axes."""
-        first, ndim = len(self.layout.spec.components_before), self.layout.spec.ndim
-        grid = range(first, first + ndim)
-        array = field.transpose(*range(first), *range(first + ndim, field.ndim), *grid)
-        parts = (array.real, array.imag) if self.dtype.kind == "c" else (array,)
-        return [part[component] for component in np.ndindex(self.components) for part in parts]
+    @property
+    def parts(self) -> int:
+        """Number of real numbers of a number: 2 if it is complex."""
+        return 2 if self.dtype.kind == "c" else 1
 
 
 def weights_of(x: Array, order: int) -> tuple[Array, list[Array]]:
@@ -80,21 +78,19 @@ def read_clouds(domain: Domain, field: object, positions: Any, order: int) -> An
 
     ``positions`` are global indices of shape (particles, axes), in float64 and on the device of the grid's fields.
     """
-    clouds, device = clouds_of(domain, field, order), domain.device_id
-    values: Any = allocate((len(positions), *clouds.components), clouds.dtype, device)
-    if not len(positions):
+    clouds, described = _describe(domain, field, order)
+    values: Any = allocate((len(positions), *clouds.components), clouds.dtype, described.device)
+    if described.device is not None:
+        arguments = clouds, described.device, described.pointer, described.strides, positions
+        _launch("get_clouds", *arguments, values.data.ptr)
         return values
-    numbers = values.view(clouds.dtype.char.lower()).reshape(len(positions), -1)
-    planes = clouds.planes(as_ndarray(field) if device is None else as_device_array(field))
-    if device is not None:
-        _launch("get_clouds", clouds, planes, positions, numbers, device)
-        return values
+    first, ndim = len(clouds.layout.spec.components_before), clouds.layout.spec.ndim
+    cells = np.moveaxis(as_ndarray(field), range(first, first + ndim), range(ndim))
     for rows, points in _blocks(clouds, positions):
-        sums = np.zeros(numbers[rows].T.shape)
+        sums = np.zeros(values[rows].shape, np.result_type(clouds.dtype, "f8"))
         for indices, weights in points:
-            for total, plane in zip(sums, planes, strict=True):
-                total += weights * plane[indices]
-        numbers[rows] = sums.T
+            sums += cells[indices] * weights.reshape(-1, *(1,) * len(clouds.components))
+        values[rows] = sums
     return values
 
 
@@ -102,76 +98,90 @@ def add_clouds(
     domain: Domain, field: object, positions: Any, values: Any, order: int, *, reproducible: bool
 ) -> None:
     """Add values of particles of this rank's cells to a field, as `halox.Particles.add` describes it."""
-    clouds, xp, device = clouds_of(domain, field, order), domain.xp, domain.device_id
-    numbers = _numbers(clouds, values, len(positions), domain)
-    if not len(positions):
+    clouds, described = _describe(domain, field, order)
+    device, particles, xp = described.device, len(positions), domain.xp
+    if not described.writable:
+        raise FieldError("field: it is read-only; pass an array that can be written")
+    numbers = _numbers(clouds, values, particles, domain)
+    stride = numbers.shape[1] if len(numbers) == particles else 0
+    if not particles:
         return
-    planes = clouds.planes(as_ndarray(field) if device is None else as_device_array(field))
     if device is not None and not reproducible:
-        _launch("add_clouds", clouds, planes, positions, numbers, device)
+        arguments = clouds, device, described.pointer, described.strides, positions
+        _launch("add_clouds", *arguments, numbers.data.ptr, stride)
         return
-    shape, slices = planes[0].shape, 2 if reproducible else 1
-    units = _units(xp, numbers, len(positions)) if reproducible else None
-    sums = xp.zeros((len(planes) * slices, *shape))
+    units = _units(xp, numbers, particles) if reproducible else None
+    sums = xp.zeros((*described.shape, clouds.parts, 2 if reproducible else 1))
     if device is not None:
-        _launch("add_clouds", clouds, [*sums], positions, numbers, device, units)
+        arguments = clouds, device, sums.data.ptr, sums.strides[:-2], positions
+        _launch("add_clouds", *arguments, numbers.data.ptr, stride, units)
     else:
-        numbers = np.broadcast_to(numbers, (len(positions), len(planes)))
+        numbers = np.broadcast_to(numbers, (particles, numbers.shape[1]))
+        along, offsets = _places(clouds, sums.strides[:-2], 8, prod(sums.shape[-2:]))
         for rows, points in _blocks(clouds, positions):
             for indices, weights in points:
-                at = np.ravel_multi_index(indices, shape)
-                for n, terms in enumerate(_terms(weights, numbers[rows], units)):
-                    np.add.at(sums[n].reshape(-1), at, terms)
-    for n, plane in enumerate(planes):
-        plane += sums[n * slices : (n + 1) * slices].sum(axis=0)
+                at = sum(index * (step // 8) for index, step in zip(indices, along, strict=True))
+                for offset, terms in zip(
+                    offsets, _terms(weights, numbers[rows], units), strict=True
+                ):
+                    np.add.at(sums.reshape(-1), at + offset // 8, terms)
+    array: Any = as_ndarray(field) if device is None else as_device_array(field)
+    array += sums.sum(axis=-1).view("c16" if clouds.parts == 2 else "f8")[..., 0]
 
 
-def clouds_of(domain: Domain, field: object, order: object) -> Clouds:
-    """Check that a field has all points around particles of this rank's cells; the same on all ranks."""
+def _describe(domain: Domain, field: object, order: object) -> tuple[Clouds, Described]:
     described, layout = domain.layouts.read(field)
-    spec, number = layout.spec, as_int(order)
+    number = as_int(order)
     if number not in (0, 1, 2):
         raise FieldError(f"order must be 0, 1 or 2, got {shown(order)}")
-    if spec.parity is not None:
-        raise FieldError("field: a field of one parity has no clouds; give a field of all cells")
-    if described.dtype.str[1:] not in ("f4", "f8", "c8", "c16") or not described.dtype.isnative:
-        raise FieldError(
-            f"field: expected float32, float64, complex64 or complex128, got {described.dtype}"
-        )
     if described.device is not None:
         check_aligned(described)
+    return clouds_of(layout, described.dtype, number), described
+
+
+@lru_cache(maxsize=64)
+def clouds_of(layout: FieldLayout, dtype: DType, order: int) -> Clouds:
+    """Return the clouds of an order, unless a field lacks points around some particles of this rank's cells."""
+    spec = layout.spec
+    if spec.parity is not None:
+        raise FieldError("field: a field of one parity has no clouds; give a field of all cells")
+    if dtype.char not in "fdFD" or not dtype.isnative:
+        raise FieldError(f"field: expected float32, float64, complex64 or complex128, got {dtype}")
     for axis, (is_staggered, halo) in enumerate(zip(spec.staggered, spec.halo, strict=True)):
-        needed = number // 2 if is_staggered else (number + 1) // 2
+        needed = order // 2 if is_staggered else (order + 1) // 2
         if min(halo) < needed:
             raise FieldError(
-                f"order: clouds of order {number} need a halo of {needed} along axis {axis}, and the field has {halo} "
+                f"order: clouds of order {order} need a halo of {needed} along axis {axis}, and the field has {halo} "
                 f"(low, high); make it with halo={needed}, or give a lower order"
             )
-    shift = [0.5 * is_staggered for is_staggered in spec.staggered]
-    last = [along.stored - 1.0 - number for along in layout.cells]
-    return Clouds(layout, described.dtype, number, shift, last)
+    shift = tuple(0.5 * is_staggered for is_staggered in spec.staggered)
+    last = tuple(along.stored - 1.0 - order for along in layout.cells)
+    return Clouds(layout, dtype, order, shift, last)
 
 
 def _numbers(clouds: Clouds, values: Any, particles: int, domain: Domain) -> Any:
     """Return the real and imaginary parts to add, in a row for each particle, or in one row for all."""
     check_unmasked(values, "values")
-    given: Any = to_host(values) if domain.device_id is None else as_device_array(values)
+    on_host = domain.device_id is None or isinstance(values, (int, float, complex))
+    given: Any = to_host(values) if on_host else as_device_array(values)
     if not np.can_cast(given.dtype, clouds.dtype, "same_kind"):
         raise FieldError(
             f"values: dtype {given.dtype} cannot be added to a field of {clouds.dtype}; convert one of them"
         )
-    rows = particles if given.ndim else 1
+    if given.ndim == 0:
+        numbers = domain.xp.full((1, *clouds.components), given[()], clouds.dtype)
+        return numbers.view(clouds.dtype.char.lower()).reshape(1, -1)
     if given.ndim == 1:  # a number for each particle
         given = given.reshape(-1, *(1,) * len(clouds.components))
+    shape = (particles, *clouds.components)
     try:
-        numbers = domain.xp.broadcast_to(given, (rows, *clouds.components))
+        numbers = domain.xp.broadcast_to(given, shape)
     except ValueError:
         raise FieldError(
-            f"values: expected a number, or an array of shape ({particles},) or {(particles, *clouds.components)}, got "
-            f"{shown(values)}"
+            f"values: expected a number, or an array of shape ({particles},) or {shape}, got {shown(values)}"
         ) from None
-    numbers = domain.xp.ascontiguousarray(numbers, clouds.dtype)
-    return numbers.view(clouds.dtype.char.lower()).reshape(rows, -1) if rows else numbers
+    numbers = domain.xp.ascontiguousarray(numbers, clouds.dtype).view(clouds.dtype.char.lower())
+    return numbers.reshape(particles, prod(clouds.components) * clouds.parts)
 
 
 def _units(xp: Any, numbers: Any, particles: int) -> Any:
@@ -222,39 +232,65 @@ def _blocks(clouds: Clouds, positions: Array) -> Iterator[tuple[slice, Iterator[
         yield rows, map(point, product(*along))
 
 
+@lru_cache(maxsize=64)
+def _places(
+    clouds: Clouds, strides: tuple[int, ...], size: int, parts: int
+) -> tuple[tuple[int, ...], list[int]]:
+    """Return the strides of the grid axes, and the places of all numbers of a point: ``parts`` of each component."""
+    first = len(clouds.layout.spec.components_before)
+    end = first + clouds.layout.spec.ndim
+    across = strides[:first] + strides[end:]
+    return strides[first:end], [
+        sum(map(mul, component, across)) + size * part
+        for component in np.ndindex(clouds.components)
+        for part in range(parts)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _tables(clouds: Clouds, strides: tuple[int, ...], slices: int) -> tuple[Any, Any, Any]:
+    """Return the kernels' tables of places and axes, and their ``#define``s."""
+    size = clouds.dtype.itemsize // clouds.parts
+    along, offsets = _places(clouds, strides, size if slices == 1 else 8, clouds.parts * slices)
+    axes = [*clouds.shift, *clouds.layout.origin, *clouds.last]
+    defines = {
+        "TYPE": element(np.dtype(f"f{size}")),
+        "NDIM": len(along),
+        "ORDER": clouds.order,
+        "NUMBERS": len(offsets) // slices,
+        "SLICES": slices,
+    }
+    return (
+        (ctypes.c_int64 * (len(along) + len(offsets)))(*along, *offsets),
+        (ctypes.c_double * len(axes))(*axes),
+        tuple((name, str(value)) for name, value in defines.items()),
+    )
+
+
 def _launch(
     function: str,
     clouds: Clouds,
-    planes: list[Any],
-    positions: Any,
-    numbers: Any,
     device: int,
+    target: int,
+    strides: tuple[int, ...],
+    positions: Any,
+    numbers: int,
+    stride: int = 0,
     units: Any = None,
 ) -> None:
-    """Launch a kernel on the current stream; ``numbers`` has a row for each particle, or one for all."""
-    (particles, ndim), (rows, width) = positions.shape, numbers.shape
-    defines = {
-        "TYPE": element(numbers.dtype),
-        "NDIM": ndim,
-        "ORDER": clouds.order,
-        "NUMBERS": width,
-        "SLICES": len(planes) // width,
-    }
-    start = planes[0].data.ptr
-    places = [*planes[0].strides, *(plane.data.ptr - start for plane in planes)]
-    axes = [*clouds.shift, *clouds.layout.origin, *clouds.last]
+    """Launch a kernel on the current stream; ``stride`` is that of the particles' numbers."""
+    if not len(positions):
+        return
+    places, axes, defines = _tables(clouds, strides, 1 if units is None else 2)
     launch = PreparedLaunch(
-        kernel("clouds", function, device, tuple((k, str(v)) for k, v in defines.items())),
-        -(-particles // _THREADS),
+        kernel("clouds", function, device, defines),
+        -(-len(positions) // _THREADS),
         _THREADS,
         [
-            ctypes.c_uint64(start),
-            ctypes.c_uint64(positions.data.ptr),
-            ctypes.c_uint64(numbers.data.ptr),
-            (ctypes.c_int64 * len(places))(*places),
-            (ctypes.c_double * len(axes))(*axes),
-            ctypes.c_int64(particles),
-            ctypes.c_int64(width if rows == particles else 0),
+            *map(ctypes.c_uint64, (target, positions.data.ptr, numbers)),
+            places,
+            axes,
+            *map(ctypes.c_int64, (len(positions), stride)),
             ctypes.c_uint64(0 if units is None else units.data.ptr),
         ],
         device=device,

@@ -289,18 +289,19 @@ class Particles(Unique):
         migration.put(received)
         self._use(buffers, after)
 
-    def sort(self) -> None:
-        """Order this rank's particles by cell, in C order of the block's cells, so that nearby reads are close in time.
+    def sort(self, order: int = 1) -> None:
+        """Order this rank's particles by place, so that accesses to near cells are near in time; those of `add` on GPUs most.
 
-        Local; call `migrate` before. The order within a cell stays.
+        Local; call `migrate` before. Particles of equal places are those whose clouds of an order have the same points in
+        fields at cells, so for 0 and 2 those of a cell. Their order stays; places are in C order.
         """
         xp, key = self.domain.xp, 0
         for axis, cut in enumerate(self.domain.plain.owned):
-            place = xp.floor(self.position[:, axis] + 0.5) - cut.start
-            key = key * (cut.stop - cut.start) + place
-        order = xp.argsort(key, kind="stable")
+            place = xp.floor(self.position[:, axis] + (0 if order == 1 else 0.5)) - cut.start + 1
+            key = key * (cut.stop - cut.start + 2) + place
+        rows = xp.argsort(key, kind="stable")
         for view in self._views.values():
-            view[...] = view[order]
+            view[...] = view[rows]
 
     # Fields
 

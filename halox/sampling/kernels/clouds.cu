@@ -78,7 +78,7 @@ static __device__ __forceinline__ i64 place_of(int corner, const Places& places)
 {
     i64 place = 0;
 #pragma unroll
-    for (int axis = NDIM - 1; axis >= 0; --axis, corner /= POINTS)
+    for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS)
         place += corner % POINTS * places.axes[axis];
     return place;
 }
@@ -87,7 +87,7 @@ static __device__ __forceinline__ double weight_of(int corner, const Weights& we
 {
     double weight = 1;
 #pragma unroll
-    for (int axis = NDIM - 1; axis >= 0; --axis, corner /= POINTS)
+    for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS)
         weight *= weights[axis][corner % POINTS];
     return weight;
 }
