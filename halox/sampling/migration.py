@@ -111,14 +111,16 @@ class Migration:
     """
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
-        self._layout, self._rules = domain.plain, rules
+        self._world, self._layout, self._rules = domain.world, domain.plain, rules
 
-    def find(self, positions: Array) -> tuple[Array, int]:
+    def find(self, arrays: Sequence[Array], flips: Sequence[bool]) -> tuple[Array, int]:
         """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
 
+        ``flips`` tells for each array whether walls change the signs of its components.
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
-        rank, cut, self._before = self._layout.rank, self._layout.decomposition, len(positions)
+        positions, rank, cut = arrays[0], self._layout.rank, self._layout.decomposition
+        self._before = len(positions)
         self._rows = rows = _outside(positions, self._layout.owned)
         self._x = positions[rows]
         self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)
@@ -146,19 +148,28 @@ class Migration:
 
     def pack(
         self, arrays: Sequence[Array], flips: Sequence[bool], counts: Array, incoming: Array
-    ) -> tuple[Array, Array]:
-        """Return rows of bytes, in order of the ranks: particles that leave for other ranks, and memory for arrivals.
+    ) -> object:
+        """Pack particles that leave for other ranks as rows of bytes, in order of the ranks, and allocate arrivals.
 
-        ``flips`` tells for each array whether walls change the signs of its components.
+        The result goes to the `swap` of all ranks.
         """
-        self._arrays, self._flips = arrays, flips
+        self._arrays, self._flips, self._counts, self._incoming = arrays, flips, counts, incoming
         leavers = self._settled(self._leave[: counts.sum()])
-        sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
-        return sent, np.empty((incoming.sum(), sent.shape[1]), np.uint8)
+        self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
+        self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
+        return None
 
-    def put(self, arrivals: Array) -> None:
+    def swap(self, records: Sequence[object], places: Array) -> None:
+        """Send the packed rows to their ranks, and receive the arrivals."""
+        swap_rows(self._world, self._sent, self._arrivals, self._counts, self._incoming)
+
+    def put(self) -> None:
         """Settle particles that stay, and store arrivals in place of those that leave."""
-        stay, holes = self._rows[self._stay], np.sort(self._rows[self._leave])
+        arrivals, stay, holes = (
+            self._arrivals,
+            self._rows[self._stay],
+            np.sort(self._rows[self._leave]),
+        )
         for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
             array[stay] = values
         n, m = self._before, len(arrivals)

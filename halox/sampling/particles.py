@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from halox.domain.dimension_names import FACE
@@ -24,7 +25,6 @@ from halox.sampling.migration import (
     MIGRATION,
     Migration,
     rules_of,
-    swap_rows,
 )
 from halox.values import as_list, check_unmasked, shortened, shown
 
@@ -253,47 +253,45 @@ class Particles(Unique):
 
     def _migrate(self) -> None:
         world, migration = self._world, self._migration
-
-        def find() -> tuple[Any, dict[str, object]]:
-            for name in self._flip:
-                array = self._views.get(name)
-                if (
-                    array is None
-                    or array.shape != self.position.shape
-                    or array.dtype.kind not in "fc"
-                ):
-                    raise FieldError(
-                        f"flip: {shown(name)} is not an attribute of floats of shape {self.position.shape}"
-                    )
-            kinds = [f"{name}: {a.dtype} {a.shape[1:]}" for name, a in sorted(self._views.items())]
-            return migration.find(self.position), {"the attributes": ", ".join(kinds)}
-
-        counts, left = world.attempt(find, MIGRATION, alike=True)
-        incoming = world.ranks.swap_numbers(counts, MIGRATION) if world.size > 1 else counts
-        after = self._n - left + int(incoming.sum())
-
         # In one order on all ranks, which may have added attributes in another.
-        names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
+        names = sorted(self._views, key=lambda name: (name != POSITION, name))
         flips = [name in self._flip for name in names]
 
-        def prepare() -> tuple[dict[str, Any], Any, Any]:
+        def find() -> tuple[Any, dict[str, object]]:
+            views, shape = [self._views[name] for name in names], self.position.shape
+            for name in self._flip:
+                array = self._views.get(name)
+                if array is None or array.shape != shape or array.dtype.kind not in "fc":
+                    raise FieldError(
+                        f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
+                    )
+            kinds = zip(names, [f"{view.dtype} {view.shape[1:]}" for view in views], strict=True)
+            return migration.find(views, flips), {"the attributes": [*kinds]}
+
+        counts, left = world.attempt(find, MIGRATION, alike=True)
+        mine = np.stack([counts, counts.cumsum() - counts], axis=1)
+        theirs = world.ranks.swap_numbers(mine, MIGRATION) if world.size > 1 else mine
+        incoming, places = theirs.T
+        after = self._n - left + int(incoming.sum())
+
+        def prepare() -> tuple[dict[str, Any], object]:
             buffers, capacity = self._buffers, len(self._buffers[POSITION])
             if after > capacity:
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
             arrays = [buffers[name] for name in names]
-            return buffers, *migration.pack(arrays, flips, counts, incoming)
+            return buffers, migration.pack(arrays, flips, counts, incoming)
 
-        buffers, sent, received = world.attempt(prepare, MIGRATION)
-        swap_rows(world, sent, received, counts, incoming)
-        migration.put(received)
+        buffers, records = world.gather(prepare, MIGRATION)
+        migration.swap(records, places)
+        migration.put()
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:
-        """Order this rank's particles by place, so that accesses to near cells are near in time; those of `add` on GPUs most.
+        """Order this rank's particles by place, in C order, so that accesses to near cells are near in time. Local.
 
-        Local; call `migrate` before. Particles of equal places are those whose clouds of an order have the same points in
-        fields at cells, so for 0 and 2 those of a cell. Their order stays; places are in C order.
+        Particles at one place have clouds of the same points, in fields at cells; for orders 0 and 2 the place is a
+        cell. Their order stays. Call `migrate` before.
         """
         xp, key = self.domain.xp, 0
         for axis, cut in enumerate(self.domain.plain.owned):

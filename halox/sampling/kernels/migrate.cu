@@ -1,14 +1,14 @@
-// Migration of particles: `find` the rows outside of the block, `pack` the particles that leave, and `place` the others.
+// Migration of particles in three steps, with host work in between.
 //
-// find: each position is read once. Rows outside of the block are listed in no order: a block of threads collects them
-// in shared memory, and adds to the list once. Counters: particles of each rank, absorbed, without a place, listed.
-// pack: a row of `sent` for each particle that goes to another rank, from `cursors[rank]` on, -1 in the list, and the row
-// that it leaves: in `holes` if it is below `after`, the number of particles after the migration, else a mark in `tail`.
-// place: particles that stay are settled, arrivals fill holes and rows from `before` on, and unmarked rows of the tail
-// fill the other holes.
+// find: each position is read once. Particles outside of the block that belong to this rank are settled in place. The
+// rows of the others are listed in no order: a block of threads collects them, and adds to the list once. Counters:
+// particles of each rank, absorbed, without a place, listed.
+// pack: particles that leave are written to `sent`, from row cursors[rank] on. The rows that they leave are `holes`, or
+// marks in `tail`, from row `after` on, the number of particles after the migration.
+// place: arrivals fill holes and rows from `before` on; unmarked rows of the tail fill the other holes.
 //
-// A particle's row is `words` words of type Word. Word w of row r is at base[w] + r * stride[w], and a reflection along
-// axis a changes the bits masks[a * words + w]; the first words are the position.
+// A particle is `words` words of type Word, its position first. Word w of row r is at base[w] + r * stride[w], and a
+// reflection along axis a changes its bits masks[a * words + w].
 //
 // Launch shape: one dimension; for `find` THREADS * ROWS positions a block, else a thread an item.
 
@@ -59,92 +59,95 @@ static __device__ i64 settle(double* x, const double* position, const Grid& grid
         const Axis& along = grid.axes[axis];
         const int low = int(along.rules[0]), high = int(along.rules[1]);
         const double n = along.cells;
-        double at = position[axis], wall = 0;
+        double to = position[axis], wall = 0;
         bool mirror = false;
-        lost = lost || !(fabs(at) < 0x1p53);
+        lost = lost || !(fabs(to) < 0x1p53);
         if (low == high && (low == WRAP || low == REFLECT)) {
-            const double turns = floor((at + 0.5) / n);
-            at -= turns * n;
+            const double turns = floor((to + 0.5) / n);
+            to -= turns * n;
             mirror = low == REFLECT && fmod(turns, 2.0) != 0;
             wall = n - 1;
         } else if (low == REFLECT) {
-            mirror = at + 0.5 < 0;
+            mirror = to + 0.5 < 0;
             wall = -1;
         } else if (high == REFLECT) {
-            mirror = at + 0.5 >= n;
+            mirror = to + 0.5 >= n;
             wall = 2 * n - 1;
         }
         if (mirror) {
-            at = wall - at;
+            to = wall - to;
             mirrored |= 1u << axis;
         }
         if (low == REFLECT || low == WRAP)
-            at = fmax(at, -0.5);
+            to = fmax(to, -0.5);
         if (high == REFLECT || high == WRAP)
-            at = fmin(at, nextafter(n, 0.0) - 0.5);
-        const int end = at + 0.5 < 0 ? low : at + 0.5 >= n ? high : INSIDE;
+            to = fmin(to, nextafter(n, 0.0) - 0.5);
+        const int end = to + 0.5 < 0 ? low : to + 0.5 >= n ? high : INSIDE;
         absorbed = absorbed || end == ABSORB;
         lost = lost || end == KEEP;
         int part = 0;
         for (int k = 0; k < int(along.parts) - 1; ++k)
-            part += *bounds++ <= at + 0.5;
+            part += *bounds++ <= to + 0.5;
         block = block * int(along.parts) + part;
-        x[axis] = at;
+        x[axis] = to;
     }
     return lost ? grid.ranks + 1 : absorbed ? grid.ranks : grid.rank_of[block];
 }
 
-// Return a word of a particle after `settle`.
-static __device__ Word settled(const Rows& rows, i64 row, int w, const double* x, unsigned mirrored)
+static __device__ Word* at(const Rows& rows, i64 row, i64 w)
 {
-    Word word;
-    if (w * sizeof(Word) < AXES * sizeof(double)) {
+    return (Word*)(rows.base[w] + row * rows.stride[w]);
+}
+
+// Return a word of a particle after `settle`.
+static __device__ Word settled(const Rows& rows, i64 row, i64 w, const double* x, unsigned mirrored)
+{
+    Word word = *at(rows, row, w);
+    if (w < i64(AXES * sizeof(double) / sizeof(Word)))
         memcpy(&word, (const char*)x + w * sizeof(Word), sizeof(Word));
-        return word;
-    }
-    word = *(const Word*)(rows.base[w] + row * rows.stride[w]);
     for (int axis = 0; axis < AXES; ++axis)
         if (mirrored >> axis & 1)
             word ^= rows.masks[axis * rows.words + w];
     return word;
 }
 
-static __device__ void store(const Rows& rows, i64 row, int w, Word word)
+extern "C" __global__ void find(const Grid grid, const Rows rows, const double* positions, i64 n, i64* list,
+                                u64* counters)
 {
-    *(Word*)(rows.base[w] + row * rows.stride[w]) = word;
-}
-
-extern "C" __global__ void find(const Grid grid, const double* positions, i64 n, i64* list, u64* counters)
-{
-    __shared__ unsigned found, rows[THREADS * ROWS];
+    __shared__ unsigned found, leavers[THREADS * ROWS];
     __shared__ u64 place;
     const i64 first = i64(blockIdx.x) * (THREADS * ROWS);
     if (threadIdx.x == 0)
         found = 0;
     __syncthreads();
-#pragma unroll
-    for (unsigned row = threadIdx.x; row < THREADS * ROWS; row += THREADS) {
+#pragma unroll 1
+    for (unsigned k = threadIdx.x; k < THREADS * ROWS; k += THREADS) {
+        const double* const position = positions + (first + k) * AXES;
         bool is_inside = true;
-        for (int axis = 0; axis < AXES && first + row < n; ++axis) {
-            const double at = positions[(first + row) * AXES + axis] + 0.5;
-            is_inside = is_inside && at >= grid.axes[axis].low && at < grid.axes[axis].high;
-        }
-        if (!is_inside)
-            rows[atomicAdd(&found, 1u)] = row;
+        for (int axis = 0; axis < AXES && first + k < n; ++axis)
+            is_inside = is_inside && position[axis] + 0.5 >= grid.axes[axis].low &&
+                        position[axis] + 0.5 < grid.axes[axis].high;
+        if (is_inside)
+            continue;
+        double x[AXES];
+        unsigned mirrored;
+        const i64 rank = settle(x, position, grid, mirrored);
+        atomicAdd(counters + rank, u64(1));
+        if (rank != grid.rank)
+            leavers[atomicAdd(&found, 1u)] = k;
+        else
+            for (i64 w = 0; w < rows.words; ++w)
+                *at(rows, first + k, w) = settled(rows, first + k, w, x, mirrored);
     }
     __syncthreads();
     if (threadIdx.x == 0 && found)
         place = atomicAdd(counters + grid.ranks + 2, u64(found));
     __syncthreads();
-    for (unsigned k = threadIdx.x; k < found; k += THREADS) {
-        double x[AXES];
-        unsigned mirrored;
-        list[place + k] = first + rows[k];
-        atomicAdd(counters + settle(x, positions + (first + rows[k]) * AXES, grid, mirrored), u64(1));
-    }
+    for (unsigned k = threadIdx.x; k < found; k += THREADS)
+        list[place + k] = first + leavers[k];
 }
 
-extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* positions, i64* list, i64 listed,
+extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* positions, const i64* list, i64 listed,
                                 i64 after, u64* cursors, Word* sent, i64* holes, unsigned char* tail)
 {
     const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -153,9 +156,6 @@ extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* 
     double x[AXES];
     unsigned mirrored;
     const i64 row = list[k], rank = settle(x, positions + row * AXES, grid, mirrored);
-    if (rank == grid.rank)
-        return;
-    list[k] = -1;
     if (row >= after)
         tail[row - after] = 1;
     else
@@ -163,33 +163,18 @@ extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* 
     if (rank == grid.ranks)
         return;
     Word* const to = sent + atomicAdd(cursors + rank, u64(1)) * rows.words;
-    for (int w = 0; w < rows.words; ++w)
+    for (i64 w = 0; w < rows.words; ++w)
         to[w] = settled(rows, row, w, x, mirrored);
 }
 
-extern "C" __global__ void place(const Grid grid, const Rows rows, const double* positions, const i64* list, i64 listed,
-                                 i64 before, i64 after, u64* cursors, const Word* arrivals, i64 arrived,
-                                 const i64* holes, i64 left, const unsigned char* tail)
+extern "C" __global__ void place(const Grid grid, const Rows rows, const Word* arrivals, i64 arrived, i64 before,
+                                 i64 after, const i64* holes, i64 left, const unsigned char* tail, u64* cursors)
 {
-    i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (k >= listed && k < listed + arrived) {
-        k -= listed;
-        const i64 target = k < left ? holes[k] : before + k - left;
-        for (int w = 0; w < rows.words; ++w)
-            store(rows, target, w, arrivals[k * rows.words + w]);
+    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, last = k - arrived;
+    if (last >= 0 && (last >= before - after || tail[last]))
         return;
-    }
-    const i64 last = k - listed - arrived;  // of the tail
-    if (k >= listed && (last >= before - after || tail[last]))
-        return;
-    double x[AXES];
-    unsigned mirrored;
-    const i64 row = k < listed ? list[k] : after + last;
-    if (k < listed && (row < 0 || row >= after))
-        return;  // it has left, or the thread of its row of the tail moves it
-    if (settle(x, positions + row * AXES, grid, mirrored) != grid.rank)
-        return;
-    const i64 target = k < listed ? row : holes[arrived + atomicAdd(cursors + grid.ranks + 1, u64(1))];
-    for (int w = 0; w < rows.words; ++w)
-        store(rows, target, w, settled(rows, row, w, x, mirrored));
+    const i64 hole = last < 0 ? k : arrived + i64(atomicAdd(cursors + grid.ranks + 1, u64(1)));
+    const i64 target = hole < left ? holes[hole] : before + hole - left;
+    for (i64 w = 0; w < rows.words; ++w)
+        *at(rows, target, w) = last < 0 ? arrivals[k * rows.words + w] : *at(rows, after + last, w);
 }

@@ -51,7 +51,13 @@ CUPY = SimpleNamespace(
     asarray=lambda values, dtype=None: gpu(np.asarray(values, dtype)),
     cuda=SimpleNamespace(
         alloc_pinned_memory=bytearray,
-        get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),
+        get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None, ptr=0),
+        runtime=SimpleNamespace(
+            memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(
+                target, source, nbytes
+            ),
+            memcpyDefault=4,
+        ),
     ),
 )
 
@@ -68,21 +74,23 @@ template <class T> static T atomicAdd(T* at, T value)
     return before;
 }}
 {source("migrate")}
-extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const double* x, i64 n, i64* list, u64* c)
+extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
+                         i64 n, i64* list, u64* counters)
 {{
-    launch_with_barriers(blocks, 8, backwards, find, *grid, x, n, list, c);
+    launch_with_barriers(blocks, 8, backwards, find, *grid, *rows, x, n, list, counters);
 }}
 extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                         i64* list, i64 listed, i64 after, u64* cursors, Word* sent, i64* holes, unsigned char* tail)
+                         const i64* list, i64 listed, i64 after, u64* cursors, Word* sent, i64* holes,
+                         unsigned char* tail)
 {{
     launch_on_cpu(blocks, 8, backwards, pack, *grid, *rows, x, list, listed, after, cursors, sent, holes, tail);
 }}
-extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                          const i64* list, i64 listed, i64 before, i64 after, u64* cursors, const Word* arrivals,
-                          i64 arrived, const i64* holes, i64 left, const unsigned char* tail)
+extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const Word* arrivals,
+                          i64 arrived, i64 before, i64 after, const i64* holes, i64 left, const unsigned char* tail,
+                          u64* cursors)
 {{
-    launch_on_cpu(blocks, 8, backwards, place, *grid, *rows, x, list, listed, before, after, cursors, arrivals, arrived,
-                  holes, left, tail);
+    launch_on_cpu(blocks, 8, backwards, place, *grid, *rows, arrivals, arrived, before, after, holes, left, tail,
+                  cursors);
 }}
 """)
 
@@ -112,6 +120,35 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_migration, "_ROWS", 1)
 
 
+class Arena:
+    """Memory that all simulated ranks map."""
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        return CUPY.empty(shape, dtype)
+
+    def locate(self, start: int, end: int) -> int:
+        return start
+
+    def handles(self, places: Any) -> list[int]:
+        return [*places]
+
+    def open(self, handles: list[int]) -> None:
+        assert len(handles) == 1
+
+    def pointer(self, place: int) -> int:
+        return place
+
+
+class Context:
+    """The context of a domain, whose ranks can map memory."""
+
+    def use_device(self, device: int) -> Arena:
+        return Arena()
+
+    def find_gpus(self) -> Any:
+        return SimpleNamespace(all_map=True)
+
+
 def domains(shape: tuple[int, ...], periodic: tuple[bool, ...]) -> list[Any]:
     grid = decompose(shape, RANKS, periodic=periodic)
     spec = FieldSpec(((0, 0),) * len(shape))
@@ -120,6 +157,7 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...]) -> list[Any]:
             plain=FieldLayout(grid, rank, spec),
             decomposition=grid,
             device_id=0,
+            context=Context(),
             world=SimpleNamespace(rank=rank, size=RANKS),
         )
         for rank in range(RANKS)
@@ -129,20 +167,28 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...]) -> list[Any]:
 def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) -> list[list[Any]]:
     """Migrate the particles of all ranks, each a list of arrays with 500 rows, of which NaN positions are unused."""
     sizes = [int(np.count_nonzero(~np.isnan(arrays[0][:, 0]))) for arrays in ranks]
-    found = [m.find(a[0][:n]) for m, a, n in zip(migrations, ranks, sizes, strict=True)]
+    found = [
+        m.find([a[:n] for a in arrays], flips)
+        for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
+    ]
     counts = np.array([one for one, _ in found])
-    packed = [
+    records = [
         m.pack(arrays, flips, counts[rank], counts[:, rank])
         for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
     ]
-    ends = counts.cumsum(axis=1)
-    for rank, (migration, (_, received)) in enumerate(zip(migrations, packed, strict=True)):
-        parts = [
-            sent[ends[other, rank] - counts[other, rank] : ends[other, rank]]
-            for other, (sent, _) in enumerate(packed)
-        ]
-        received[...] = np.concatenate(parts)
-        migration.put(received)
+    places = counts.cumsum(axis=1) - counts
+    for rank, migration in enumerate(migrations):
+        if isinstance(migration, DeviceMigration):
+            migration.swap(records, places[:, rank])
+        else:  # without messages
+            cuts = [
+                slice(places[other, rank], places[other, rank] + counts[other, rank])
+                for other in range(RANKS)
+            ]
+            parts = [m._sent[cut] for m, cut in zip(migrations, cuts, strict=True)]
+            migration._arrivals[...] = np.concatenate(parts)
+    for rank, migration in enumerate(migrations):
+        migration.put()
         after = sizes[rank] - found[rank][1] + int(counts[:, rank].sum())
         ranks[rank][0][after:] = np.nan
     return ranks
@@ -194,4 +240,4 @@ def test_a_particle_without_a_place() -> None:
         x = gpu(np.ones((40, 2)))
         x[17, 0] = bad
         with pytest.raises(FieldError, match="particle 17"):
-            migration.find(x)
+            migration.find([x], [False])
