@@ -39,14 +39,7 @@ Rules = tuple[tuple[str, str], ...]
 
 
 def rules_of(walls: object, grid: Decomposition) -> Rules:
-    """Return the rules of all ends from the argument ``walls`` of `halox.Particles`; raises `FieldError`.
-
-    Examples
-    --------
-    >>> from halox.decomposition import decompose
-    >>> rules_of(("keep", ("absorb", "reflect")), decompose((4, 4), 1, periodic=(True, False)))
-    (('wrap', 'wrap'), ('absorb', 'reflect'))
-    """
+    """Return the rules of all ends from the argument ``walls`` of `halox.Particles`; raises `FieldError`."""
     if grid.joined_sides:
         raise FieldError("grid: particles do not cross sides that connect= joins; leave it out")
     axes = [walls] * grid.ndim if isinstance(walls, str) else as_list(walls) or []

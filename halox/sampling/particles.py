@@ -62,9 +62,9 @@ class Particles(Unique):
     Raises
     ------
     FieldError
-        If positions or attributes have another shape or dtype. In the construction and in `migrate` also if a position
-        is not finite, 2**53 or more in magnitude, or beyond a wall that keeps its particles; nothing has moved then. If
-        sides of the grid are joined by ``connect``.
+        If positions or attributes have another shape or dtype, or sides of the grid are joined by ``connect``. In the
+        construction and in `migrate` also if a position is not finite, 2**53 or more in magnitude, or beyond a wall
+        that keeps its particles; no particle has changed its rank then.
     MismatchError
         If ranks give different options, or attributes of different names, dtypes or shapes.
     DeviceError, StateError, ClosedError, ExchangeTimeoutError, HaloxError
