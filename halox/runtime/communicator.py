@@ -282,8 +282,8 @@ class Communicator:
         return numbers
 
     def swap_numbers(self, mine: npt.NDArray[np.int64], step: str) -> npt.NDArray[np.int64]:
-        """Send each rank an integer, and return an integer of each; collective, only after a `reduce` of the call."""
-        numbers = np.empty(self.size, "i8")
+        """Send each rank a row of integers, and return a row of each; collective, only after a `reduce` of the call."""
+        numbers = np.empty_like(mine)
         self._wait_mpi([self.comm.Ialltoall(mine, numbers)], step, mine, numbers)
         return numbers
 

@@ -1,9 +1,8 @@
 """Migration of particles: each goes to the rank that owns the nearest cell.
 
-`halox.Particles` calls the steps of a `Migration`. In a step of a program few particles leave their block. They are
-handled by functions of NumPy or CuPy (``xp``), and only the search for them, `outside`, looks at all particles. Begin
-with `settle`, the rules at the ends of the grid. Arrivals, or else the last particles, fill the rows of particles that
-have left::
+`halox.Particles` calls the steps of a `Migration` on the host, or on a GPU of the same steps in `device_migration`.
+Begin with `settle`, the rules at the ends of the grid. Arrivals, or else the last particles, fill the rows of particles
+that have left::
 
     before   a b C d E f      C and E leave, g arrives
     after    a b g d f
@@ -22,9 +21,8 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.io.message_queue import MessageQueue
 from halox.runtime.arrays import Array
-from halox.runtime.gpu.devices import to_host
 from halox.runtime.world import World
-from halox.sampling.device_migration import outside_on_gpu, pinned_rows, to_gpu
+from halox.sampling.weights import owners
 from halox.values import as_list, shown
 
 MIGRATION = "a migration"
@@ -41,14 +39,7 @@ Rules = tuple[tuple[str, str], ...]
 
 
 def rules_of(walls: object, grid: Decomposition) -> Rules:
-    """Return the rules of all ends from the argument ``walls`` of `halox.Particles`; raises `FieldError`.
-
-    Examples
-    --------
-    >>> from halox.decomposition import decompose
-    >>> rules_of(("keep", ("absorb", "reflect")), decompose((4, 4), 1, periodic=(True, False)))
-    (('wrap', 'wrap'), ('absorb', 'reflect'))
-    """
+    """Return the rules of all ends from the argument ``walls`` of `halox.Particles`; raises `FieldError`."""
     if grid.joined_sides:
         raise FieldError("grid: particles do not cross sides that connect= joins; leave it out")
     axes = [walls] * grid.ndim if isinstance(walls, str) else as_list(walls) or []
@@ -67,7 +58,7 @@ def rules_of(walls: object, grid: Decomposition) -> Rules:
     )
 
 
-def settle(x: Any, cells: Sequence[int], rules: Rules, xp: Any) -> tuple[Any, Any, Any]:
+def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, Array]:
     """Apply the rules of the ends of the grid in place to positions of shape (n, axes).
 
     Return which components walls have mirrored, which particles are absorbed, and which have no place.
@@ -75,17 +66,17 @@ def settle(x: Any, cells: Sequence[int], rules: Rules, xp: Any) -> tuple[Any, An
     Examples
     --------
     >>> x = np.array([[-1.25], [4.5], [np.inf]])
-    >>> mirrored, absorbed, lost = settle(x, [4], (("reflect", "absorb"),), np)
+    >>> mirrored, absorbed, lost = settle(x, [4], (("reflect", "absorb"),))
     >>> x[0], mirrored[0], absorbed, lost
     (array([0.25]), array([ True]), array([False,  True, False]), array([False, False,  True]))
     """
-    lost = ~(abs(x) < _FARTHEST).all(axis=1)
+    lost: Array = np.logical_not((abs(x) < _FARTHEST).all(axis=1))
     x[lost] = 0
-    absorbed, mirrored = xp.zeros(len(x), bool), xp.zeros(x.shape, bool)
+    absorbed, mirrored = np.zeros(len(x), bool), np.zeros(x.shape, bool)
     for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
         at, mirror = x[:, axis], mirrored[:, axis]
         if low == high and low in (WRAP, REFLECT):
-            turns = xp.floor((at + 0.5) / n)
+            turns = np.floor((at + 0.5) / n)
             at -= turns * n
             mirror[...], wall = (turns % 2 != 0) & (low == REFLECT), n - 1
         elif low == REFLECT:
@@ -94,12 +85,12 @@ def settle(x: Any, cells: Sequence[int], rules: Rules, xp: Any) -> tuple[Any, An
             mirror[...], wall = at + 0.5 >= n, 2 * n - 1
         else:
             wall = 0
-        xp.copyto(at, wall - at, where=mirror)
+        np.copyto(at, wall - at, where=mirror)
         # Rounding must not put a particle beyond the end.
         if low in (WRAP, REFLECT):
-            xp.maximum(at, -0.5, out=at)
+            np.maximum(at, -0.5, out=at)
         if high in (WRAP, REFLECT):
-            xp.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
+            np.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
         for beyond, end in ((at + 0.5 < 0, low), (at + 0.5 >= n, high)):
             absorbed |= beyond & (end == ABSORB)
             lost |= beyond & (end == KEEP)
@@ -107,85 +98,80 @@ def settle(x: Any, cells: Sequence[int], rules: Rules, xp: Any) -> tuple[Any, An
 
 
 class Migration:
-    """A migration of one rank's particles, whose arrays have a row for each particle; positions come first.
+    """A migration of one rank's particles on the host; their arrays have a row for each particle, positions first.
 
     `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `put`.
     """
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
-        self._layout, self._rules, self._xp = domain.plain, rules, domain.xp
-        cut = self._cut = domain.decomposition
-        self._bounds = [self._xp.asarray(axis.bounds[1:-1], "f8") for axis in cut.axes]
-        self._rank_of = self._xp.asarray([*cut.placement.rank_of])
-        self._is_on_gpu = domain.device_id is not None
+        self._world, self._layout, self._rules = domain.world, domain.plain, rules
 
-    def find(self, positions: Any) -> tuple[Array, int]:
+    def find(self, arrays: Sequence[Array], flips: Sequence[bool]) -> tuple[Array, int]:
         """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
 
+        ``flips`` tells for each array whether walls change the signs of its components.
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
-        xp, rank, size = self._xp, self._layout.rank, len(self._rank_of)
-        search = outside_on_gpu if self._is_on_gpu else outside
-        self._rows = rows = search(positions, self._layout.owned)
+        positions, rank, cut = arrays[0], self._layout.rank, self._layout.decomposition
+        self._before = len(positions)
+        self._rows = rows = _outside(positions, self._layout.owned)
         self._x = positions[rows]
-        self._mirrored, absorbed, lost = settle(self._x, self._cut.grid_shape, self._rules, xp)
-        block: Any = xp.zeros(len(rows), "i8")
-        for x, bounds, parts in zip(self._x.T, self._bounds, self._cut.proc_shape, strict=True):
-            block = block * parts + xp.searchsorted(bounds, x + 0.5, side="right")
-        places = self._rank_of[block]
-        places[absorbed], places[lost] = size, size + 1
-        order, counts = xp.argsort(places), to_host(xp.bincount(places, minlength=size + 2))
-        if counts[-1]:
-            row = int(rows[order[-1]])
+        self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)
+        if lost.any():
+            row = rows[np.argmax(lost)]
             raise FieldError(
                 f"position: particle {row} is at {shown(positions[row].tolist())}, which is not finite, 2**53 or more "
                 'in magnitude, or beyond a wall; move it, or make the particles with walls="reflect" or "absorb"'
             )
+        ranks = owners(self._layout, np.floor(self._x + 0.5).astype("i8"))
+        ranks[absorbed] = cut.ranks
+        order, counts = np.argsort(ranks), np.bincount(ranks, minlength=cut.ranks + 1)
         stop = int(counts[: rank + 1].sum())
         start = stop - int(counts[rank])
-        self._stay, self._leave = order[start:stop], xp.concatenate([order[:start], order[stop:]])
+        self._stay, self._leave = order[start:stop], np.delete(order, slice(start, stop))
         counts[rank] = 0
-        return counts[:size], len(self._leave)
+        return counts[:-1], len(self._leave)
 
-    def _settled(self, arrays: Sequence[Any], flips: Sequence[bool], which: Any) -> Iterator[Any]:
+    def _settled(self, which: Array) -> Iterator[Array]:
         """Yield the new values of some particles outside of the block."""
         yield self._x[which]
-        for array, is_flipped in zip(arrays[1:], flips[1:], strict=True):
+        for array, is_flipped in zip(self._arrays[1:], self._flips[1:], strict=True):
             values = array[self._rows[which]]
-            if is_flipped:
-                values = self._xp.where(self._mirrored[which], -values, values)
-            yield values
+            yield np.where(self._mirrored[which], -values, values) if is_flipped else values
 
     def pack(
-        self, arrays: Sequence[Any], flips: Sequence[bool], leaving: int, arriving: int
-    ) -> tuple[Array, Array]:
-        """Return particles that leave for other ranks, in order of the ranks, as rows of bytes, and new rows."""
-        settled = self._settled(arrays, flips, self._leave[:leaving])
-        rows = self._xp.concatenate([as_rows(values) for values in settled], axis=1)
-        shape = arriving, rows.shape[1]
-        if not self._is_on_gpu:
-            return rows, np.empty(shape, np.uint8)
-        return rows.get(out=pinned_rows(rows.shape)), pinned_rows(shape)
+        self, arrays: Sequence[Array], flips: Sequence[bool], counts: Array, incoming: Array
+    ) -> object:
+        """Pack particles that leave for other ranks as rows of bytes, in order of the ranks, and allocate arrivals.
 
-    def put(self, arrays: Sequence[Any], flips: Sequence[bool], arrivals: Any, n: int) -> None:
-        """Settle particles that stay, and store arrivals in place of those that leave, of ``n`` particles."""
-        xp, stay, holes = self._xp, self._rows[self._stay], self._rows[self._leave]
-        for array, values in zip(arrays, self._settled(arrays, flips, self._stay), strict=True):
+        The result goes to the `swap` of all ranks.
+        """
+        self._arrays, self._flips, self._counts, self._incoming = arrays, flips, counts, incoming
+        leavers = self._settled(self._leave[: counts.sum()])
+        self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
+        self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
+        return None
+
+    def swap(self, records: Sequence[object], places: Array) -> None:
+        """Send the packed rows to their ranks, and receive the arrivals."""
+        swap_rows(self._world, self._sent, self._arrivals, self._counts, self._incoming)
+
+    def put(self) -> None:
+        """Settle particles that stay, and store arrivals in place of those that leave."""
+        arrivals, stay, holes = (
+            self._arrivals,
+            self._rows[self._stay],
+            np.sort(self._rows[self._leave]),
+        )
+        for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
             array[stay] = values
-        m = len(arrivals)
-        new = n - len(holes) + m
-        arrivals = to_gpu(arrivals) if self._is_on_gpu else arrivals
-        targets, sources = holes, holes[:0]
-        if new >= n:
-            targets = xp.concatenate([holes, xp.arange(n, new)])
-        else:  # the lowest holes are filled, and the last rows are moved into the others
-            holes = xp.sort(holes)
-            is_kept = xp.ones(n - new + 1, bool)
-            is_kept[xp.maximum(holes - new, -1)] = False
-            sources = new + xp.flatnonzero(is_kept[:-1])
-            targets = holes[: m + len(sources)]
+        n, m = self._before, len(arrivals)
+        after = n - len(holes) + m
+        last = np.arange(after, n)
+        sources = last[~np.isin(last, holes)]
+        targets = np.concatenate([holes, np.arange(n, after)])[: m + len(sources)]
         start = 0
-        for rows in map(as_rows, arrays):
+        for rows in map(as_rows, self._arrays):
             end = start + rows.shape[1]
             rows[targets[m:]] = rows[sources]
             rows[targets[:m]] = arrivals[:, start:end]
@@ -203,7 +189,7 @@ def as_rows(array: Any) -> Any:
     return array.reshape(-1).view("u1").reshape(len(array), row_bytes(array))
 
 
-def outside(positions: Array, owned: Sequence[slice]) -> Array:
+def _outside(positions: Array, owned: Sequence[slice]) -> Array:
     """Return the rows of the positions that are outside of a block, or not finite."""
     found = [np.zeros(0, "i8")]
     for first in range(0, len(positions), _ROWS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from halox.domain.dimension_names import FACE
@@ -24,7 +25,6 @@ from halox.sampling.migration import (
     MIGRATION,
     Migration,
     rules_of,
-    swap_rows,
 )
 from halox.values import as_list, check_unmasked, shortened, shown
 
@@ -49,8 +49,8 @@ class Particles(Unique):
         What happens beyond the walls, at ``-1/2`` and ``cells - 1/2``. "reflect" mirrors the position at the wall,
         "absorb" removes the particle, and "keep", the default, is an error. Periodic axes wrap.
     flip : str or sequence of str
-        Attributes of shape (n, axes), such as velocities, whose component along an axis changes its sign when a wall of
-        this axis reflects the particle.
+        Attributes of floats of shape (n, axes), such as velocities, whose component along an axis changes its sign when
+        a wall of this axis reflects the particle.
     **attributes : array_like
         Attributes by name, of any fixed-size dtype and of shape (n, ...), or a number for all particles.
 
@@ -62,9 +62,9 @@ class Particles(Unique):
     Raises
     ------
     FieldError
-        If positions or attributes have another shape or dtype. In the construction and in `migrate` also if a position
-        is not finite, 2**53 or more in magnitude, or beyond a wall that keeps its particles; nothing has moved then. If
-        sides of the grid are joined by ``connect``.
+        If positions or attributes have another shape or dtype, or sides of the grid are joined by ``connect``. In the
+        construction and in `migrate` also if a position is not finite, 2**53 or more in magnitude, or beyond a wall
+        that keeps its particles; no particle has changed its rank then.
     MismatchError
         If ranks give different options, or attributes of different names, dtypes or shapes.
     DeviceError, StateError, ClosedError, ExchangeTimeoutError, HaloxError
@@ -121,7 +121,11 @@ class Particles(Unique):
         with self._world.guard:
             self._world.begin("making Particles")
             rules = self._world.attempt(check, "the making of particles", alike=True)
-            self._migration = Migration(self.domain, rules)
+            self._migration: Any = Migration(self.domain, rules)
+            if self.domain.device_id is not None:
+                from halox.sampling.device_migration import DeviceMigration
+
+                self._migration = DeviceMigration(self.domain, rules)
             self._migrate()
 
     def __len__(self) -> int:
@@ -238,7 +242,7 @@ class Particles(Unique):
         Raises
         ------
         FieldError
-            Also if an attribute of ``flip`` is missing, or is not of numbers of shape (n, axes).
+            Also if an attribute of ``flip`` is missing, or is not of floats of shape (n, axes).
 
         Notes
         -----
@@ -249,53 +253,49 @@ class Particles(Unique):
 
     def _migrate(self) -> None:
         world, migration = self._world, self._migration
-
-        def find() -> tuple[Any, dict[str, object]]:
-            for name in self._flip:
-                array = self._views.get(name)
-                if (
-                    array is None
-                    or array.shape != self.position.shape
-                    or array.dtype.kind not in "ifc"
-                ):
-                    raise FieldError(
-                        f"flip: {shown(name)} is not an attribute of signed numbers of shape {self.position.shape}"
-                    )
-            kinds = [f"{name}: {a.dtype} {a.shape[1:]}" for name, a in sorted(self._views.items())]
-            return migration.find(self.position), {"the attributes": ", ".join(kinds)}
-
-        counts, left = world.attempt(find, MIGRATION, alike=True)
-        incoming = world.ranks.swap_numbers(counts, MIGRATION) if world.size > 1 else counts
-        arrived, before = int(incoming.sum()), self._n
-        after = before - left + arrived
-
         # In one order on all ranks, which may have added attributes in another.
-        names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
+        names = sorted(self._views, key=lambda name: (name != POSITION, name))
         flips = [name in self._flip for name in names]
 
-        def prepare() -> tuple[dict[str, Any], Any, Any]:
+        def find() -> tuple[Any, dict[str, object]]:
+            views, shape = [self._views[name] for name in names], self.position.shape
+            for name in self._flip:
+                array = self._views.get(name)
+                if array is None or array.shape != shape or array.dtype.kind not in "fc":
+                    raise FieldError(
+                        f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
+                    )
+            kinds = zip(names, [f"{view.dtype} {view.shape[1:]}" for view in views], strict=True)
+            return migration.find(views, flips), {"the attributes": [*kinds]}
+
+        counts, left = world.attempt(find, MIGRATION, alike=True)
+        mine = np.stack([counts, counts.cumsum() - counts], axis=1)
+        theirs = world.ranks.swap_numbers(mine, MIGRATION) if world.size > 1 else mine
+        incoming, places = theirs.T
+        after = self._n - left + int(incoming.sum())
+
+        def prepare() -> tuple[dict[str, Any], object]:
             buffers, capacity = self._buffers, len(self._buffers[POSITION])
             if after > capacity:
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
             arrays = [buffers[name] for name in names]
-            return buffers, *migration.pack(arrays, flips, int(counts.sum()), arrived)
+            return buffers, migration.pack(arrays, flips, counts, incoming)
 
-        buffers, sent, received = world.attempt(prepare, MIGRATION)
-        swap_rows(world, sent, received, counts, incoming)
-        migration.put([buffers[name] for name in names], flips, received, before)
+        buffers, records = world.gather(prepare, MIGRATION)
+        migration.swap(records, places)
+        migration.put()
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:
-        """Order this rank's particles by place, in C order, which makes `get` and `add` faster.
+        """Order this rank's particles by place, in C order, so that accesses to near cells are near in time. Local.
 
-        Particles of one place are those whose clouds of an order have the same points in fields at cells: of order 0
-        and 2 those of a cell. Their order stays. Local; call `migrate` before.
+        Particles at one place have clouds of the same points, in fields at cells; for orders 0 and 2 the place is a
+        cell. Their order stays. Call `migrate` before.
         """
         xp, key = self.domain.xp, 0
-        shift = 0 if order == 1 else 0.5
         for axis, cut in enumerate(self.domain.plain.owned):
-            place = xp.floor(self.position[:, axis] + shift) - cut.start + 1
+            place = xp.floor(self.position[:, axis] + (0 if order == 1 else 0.5)) - cut.start + 1
             key = key * (cut.stop - cut.start + 2) + place
         rows = xp.argsort(key, kind="stable")
         for view in self._views.values():

@@ -111,7 +111,7 @@ def owners(layout: FieldLayout, cells: Array) -> Array:
 
 
 def owner(layout: FieldLayout, cells: npt.ArrayLike) -> Array:
-    """Return the ranks of a user's cells; see `halox.Grid.owner`."""
+    """Return the ranks of a user's cells, as `halox.Grid.owner`."""
     found, ndim = np.asarray(cells), layout.spec.ndim
     if found.dtype.kind not in "iu" or found.shape[-1:] != (ndim,):
         raise FieldError(f"cells: expected integers of shape (n, {ndim}), got {shown(cells)}")

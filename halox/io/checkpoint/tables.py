@@ -14,27 +14,15 @@ from halox.decomposition import AxisPartition, Decomposition, FieldLayout, Field
 
 
 def layout_of(rows: Sequence[int], rank: int, components: Sequence[int]) -> FieldLayout:
-    """Return the layout of an array, given the rows of each rank.
-
-    Examples
-    --------
-    >>> layout_of([2, 0, 3], 2, (3,)).owned, layout_of([2, 0, 3], 1, ()).padded_shape
-    ((slice(2, 5, None),), (0,))
-    """
+    """Return the layout of an array, given the rows of each rank, of which there may be none."""
     axis = AxisPartition(sum(rows), (0, *accumulate(rows)), periodic=False)
     cut = Decomposition((axis,), Placement.by_rank((len(rows),)))
     return FieldLayout(cut, rank, FieldSpec(((0, 0),), components_after=tuple(components)))
 
 
 def equal_parts(rows: int, ranks: int) -> list[int]:
-    """Return the rows of each rank, of equally many.
-
-    Examples
-    --------
-    >>> equal_parts(5, 3)
-    [2, 2, 1]
-    """
-    return [(rows + ranks - 1 - rank) // ranks for rank in range(ranks)]
+    """Return the rows of each rank, as equal as possible."""
+    return [(rows + rank) // ranks for rank in range(ranks)]
 
 
 def joined(arrays: Mapping[str, Any], table_of: Mapping[str, str]) -> dict[str, Any]:
@@ -48,8 +36,5 @@ def joined(arrays: Mapping[str, Any], table_of: Mapping[str, str]) -> dict[str, 
     found: dict[str, Any] = {}
     for name, array in arrays.items():
         table = table_of[name]
-        if table:
-            found.setdefault(table, {})[name.removeprefix(f"{table}.")] = array
-        else:
-            found[name] = array
+        (found.setdefault(table, {}) if table else found)[name.removeprefix(f"{table}.")] = array
     return found
