@@ -114,9 +114,7 @@ def _units(xp: Any, numbers: Any, particles: int) -> Any:
     return xp.ldexp(xp.full(2, 1.5), exponent)
 
 
-def _describe(
-    domain: Domain, field: object, order: object
-) -> tuple[Described, FieldLayout, tuple[int, ...]]:
+def _describe(domain: Domain, field: object, order: object) -> tuple[Described, FieldLayout, Any]:
     """Return a field's description, layout and components; with the same errors on all ranks."""
     described, layout = domain.layouts.read(field)
     spec, number, dtype = layout.spec, as_int(order), described.dtype
@@ -142,10 +140,8 @@ def _numbers(domain: Domain, field: Described, values: Any, shape: tuple[int, ..
     """Return the real and imaginary parts to add, in a row for each particle, or in one row for all."""
     given: Any = to_host(values) if field.device is None else as_device_array(values)
     if not field.writable or not np.can_cast(given.dtype, field.dtype, "same_kind"):
-        raise FieldError(
-            f"values: dtype {given.dtype} cannot be added to a field of {field.dtype}"
-            + " that is read-only" * (not field.writable)
-        )
+        kind = f"{'' if field.writable else 'read-only '}field of {field.dtype}"
+        raise FieldError(f"values: numbers of {given.dtype} cannot be added to a {kind}")
     rows = shape[0] if given.ndim else 1
     if given.ndim == 1:  # a number for each particle
         given = given.reshape(-1, *(1,) * len(shape[1:]))
@@ -173,15 +169,8 @@ def _along(layout: FieldLayout, order: int) -> list[list[float]]:
     ]
 
 
-def _blocks(
-    layout: FieldLayout, order: int, positions: Any
-) -> Iterator[tuple[slice, Iterator[Any]]]:
+def _blocks(layout: FieldLayout, order: int, positions: Any) -> Iterator[tuple[slice, Any]]:
     """Yield blocks of particles, and for each of their points the indices in the array and the weights."""
-
-    def point(sides: Any) -> tuple[tuple[Array, ...], Array]:
-        indices, weights = zip(*sides, strict=True)
-        return indices, reduce(np.multiply, weights)
-
     block = _BLOCK if isinstance(positions, np.ndarray) else len(positions)
     for start in range(0, len(positions), block):
         rows, along = slice(start, start + block), []
@@ -197,7 +186,8 @@ def _blocks(
                 )
             index = first.astype("i8") - origin
             along.append([(index + n, weight) for n, weight in enumerate(weights)])
-        yield rows, map(point, product(*along))
+        points = (zip(*sides, strict=True) for sides in product(*along))
+        yield rows, ((indices, reduce(np.multiply, weights)) for indices, weights in points)
 
 
 @lru_cache(maxsize=64)

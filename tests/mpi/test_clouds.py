@@ -160,8 +160,8 @@ def test_errors(comm: MPI.Intracomm) -> None:
             ("order must be 0, 1 or 2", lambda: p.add(u, 1, order="1")),  # type: ignore[arg-type]
             ("field: expected all cells in float32", lambda: p.add(grid.zeros("i4"), 1, order=0)),
             ("values: expected a number", lambda: p.add(u, np.zeros(3), order=0)),
-            ("values: dtype complex128", lambda: p.add(u, 1j, order=0)),
-            ("a field of float64 that is read-only", lambda: p.add(read_only(grid), 1, order=0)),
+            ("values: numbers of complex128", lambda: p.add(u, 1j, order=0)),
+            ("cannot be added to a read-only field", lambda: p.add(read_only(grid), 1, order=0)),
         ]
         p.position[0, 0] += 8
         calls.append(("position: particle 0 is at", lambda: p.get(u, order=0)))
