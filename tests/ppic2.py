@@ -18,7 +18,6 @@ import numpy as np
 import halox
 
 FIELD, KINETIC = 7758.228, 9.431428e6  # of the last step
-KINETIC_AT_FIRST = 9.439148e6
 RADIUS, DT = 0.912871, 0.1
 
 _STATES = 885098780 << 31 | 1824280461, 1396483093 << 31 | 55318673

@@ -51,6 +51,12 @@ class Clouds(NamedTuple):
         return self.layout.spec.components_before + self.layout.spec.components_after
 
     @property
+    def grid_axes(self) -> range:
+        """Grid axes of the field."""
+        first = len(self.layout.spec.components_before)
+        return range(first, first + self.layout.spec.ndim)
+
+    @property
     def parts(self) -> int:
         """Number of real numbers of a number: 2 if it is complex."""
         return 2 if self.dtype.kind == "c" else 1
@@ -67,7 +73,7 @@ def weights_of(x: Array, order: int) -> tuple[Array, list[Array]]:
     nearest = np.floor(x if order == 1 else x + 0.5)
     rest = x - nearest
     if order == 0:
-        return nearest, [np.ones(len(x))]
+        return nearest, [np.ones_like(x)]
     if order == 1:
         return nearest, [1 - rest, rest]
     return nearest - 1, [0.5 * (0.5 - rest) ** 2, 0.75 - rest * rest, 0.5 * (0.5 + rest) ** 2]
@@ -81,11 +87,9 @@ def read_clouds(domain: Domain, field: object, positions: Any, order: int) -> An
     clouds, described = _describe(domain, field, order)
     values: Any = allocate((len(positions), *clouds.components), clouds.dtype, described.device)
     if described.device is not None:
-        arguments = clouds, described.device, described.pointer, described.strides, positions
-        _launch("get_clouds", *arguments, values.data.ptr)
+        _launch("get_clouds", clouds, described, positions, values.data.ptr)
         return values
-    first, ndim = len(clouds.layout.spec.components_before), clouds.layout.spec.ndim
-    cells = np.moveaxis(as_ndarray(field), range(first, first + ndim), range(ndim))
+    cells = np.moveaxis(as_ndarray(field), clouds.grid_axes, range(positions.shape[1]))
     for rows, points in _blocks(clouds, positions):
         sums = np.zeros(values[rows].shape, np.result_type(clouds.dtype, "f8"))
         for indices, weights in points:
@@ -99,34 +103,31 @@ def add_clouds(
 ) -> None:
     """Add values of particles of this rank's cells to a field, as `halox.Particles.add` describes it."""
     clouds, described = _describe(domain, field, order)
-    device, particles, xp = described.device, len(positions), domain.xp
+    (particles, ndim), parts, xp = positions.shape, clouds.parts, domain.xp
     if not described.writable:
         raise FieldError("field: it is read-only; pass an array that can be written")
     numbers = _numbers(clouds, values, particles, domain)
-    stride = numbers.shape[1] if len(numbers) == particles else 0
     if not particles:
         return
-    if device is not None and not reproducible:
-        arguments = clouds, device, described.pointer, described.strides, positions
-        _launch("add_clouds", *arguments, numbers.data.ptr, stride)
+    if described.device is not None and not reproducible:
+        stride = 0 if len(numbers) < particles else numbers.shape[1]
+        _launch("add_clouds", clouds, described, positions, numbers.data.ptr, stride)
         return
+    array: Any = as_ndarray(field) if described.device is None else as_device_array(field)
+    grid_last = xp.moveaxis(array, clouds.grid_axes, range(-ndim, 0))
+    shape = grid_last.shape[-ndim:]
     units = _units(xp, numbers, particles) if reproducible else None
-    sums = xp.zeros((*described.shape, clouds.parts, 2 if reproducible else 1))
-    if device is not None:
-        arguments = clouds, device, sums.data.ptr, sums.strides[:-2], positions
-        _launch("add_clouds", *arguments, numbers.data.ptr, stride, units)
-    else:
-        numbers = np.broadcast_to(numbers, (particles, numbers.shape[1]))
-        along, offsets = _places(clouds, sums.strides[:-2], 8, prod(sums.shape[-2:]))
-        for rows, points in _blocks(clouds, positions):
-            for indices, weights in points:
-                at = sum(index * (step // 8) for index, step in zip(indices, along, strict=True))
-                for offset, terms in zip(
-                    offsets, _terms(weights, numbers[rows], units), strict=True
-                ):
-                    np.add.at(sums.reshape(-1), at + offset // 8, terms)
-    array: Any = as_ndarray(field) if device is None else as_device_array(field)
-    array += sums.sum(axis=-1).view("c16" if clouds.parts == 2 else "f8")[..., 0]
+    sums = xp.zeros((prod(clouds.components), 2 if reproducible else 1, prod(shape) * parts))
+    numbers = xp.broadcast_to(numbers, (particles, numbers.shape[1]))
+    for rows, points in _blocks(clouds, positions):
+        for indices, weights in points:
+            at = xp.ravel_multi_index(indices, shape) * parts
+            for n, given in enumerate(numbers[rows].T):
+                totals = sums[n // parts]
+                for total, terms in zip(totals, _slices(weights * given, units), strict=True):
+                    xp.add.at(total, at + n % parts, terms)
+    whole = sums.sum(axis=1).view("c16" if parts == 2 else "f8")
+    grid_last += whole.reshape(grid_last.shape)
 
 
 def _describe(domain: Domain, field: object, order: object) -> tuple[Clouds, Described]:
@@ -194,38 +195,37 @@ def _units(xp: Any, numbers: Any, particles: int) -> Any:
     return xp.ldexp(xp.full(2, 1.5), exponent)
 
 
-def _terms(weights: Array, numbers: Array, units: Array | None) -> Iterator[Array]:
-    """Yield the terms of each number; with units, the multiples of each that are nearest to them, largest first."""
-    for values in numbers.T:
-        terms = weights * values
-        if units is None:
-            yield terms
-        else:
-            for unit in units:
-                part = (terms + unit) - unit
-                yield part
-                terms = terms - part
+def _slices(terms: Any, units: Any) -> Iterator[Any]:
+    """Yield the terms, or with units the nearest multiples of the large one, and those of the small one of the rest."""
+    if units is None:
+        yield terms
+        return
+    for unit in units:
+        part = (terms + unit) - unit
+        yield part
+        terms = terms - part
 
 
-def _blocks(clouds: Clouds, positions: Array) -> Iterator[tuple[slice, Iterator[Any]]]:
+def _blocks(clouds: Clouds, positions: Any) -> Iterator[tuple[slice, Iterator[Any]]]:
     """Yield blocks of particles, and for each of their points the indices in the array and the weights."""
 
     def point(sides: Any) -> tuple[tuple[Array, ...], Array]:
         indices, weights = zip(*sides, strict=True)
         return indices, reduce(np.multiply, weights)
 
-    for start in range(0, len(positions), _BLOCK):
-        rows, along = slice(start, start + _BLOCK), []
+    block = _BLOCK if isinstance(positions, np.ndarray) else len(positions)
+    for start in range(0, len(positions), block):
+        rows, along = slice(start, start + block), []
         for axis, last in enumerate(clouds.last):
             x = positions[rows, axis]
             first, weights = weights_of(x + clouds.shift[axis], clouds.order)
             first -= clouds.layout.origin[axis]
             inside = (first >= 0) & (first <= last)
             if not inside.all():
-                lost = int(np.argmin(inside))
+                lost = int(inside.argmin())
                 raise FieldError(
-                    f"position: particle {start + lost} is at {x[lost]:g} along axis {axis}, not in this rank's cells; "
-                    "call migrate() after changes of positions"
+                    f"position: particle {start + lost} is at {float(x[lost]):g} along axis {axis}, not in this rank's "
+                    "cells; call migrate() after changes of positions"
                 )
             index = first.astype("i8")
             along.append([(index + n, weight) for n, weight in enumerate(weights)])
@@ -233,35 +233,25 @@ def _blocks(clouds: Clouds, positions: Array) -> Iterator[tuple[slice, Iterator[
 
 
 @lru_cache(maxsize=64)
-def _places(
-    clouds: Clouds, strides: tuple[int, ...], size: int, parts: int
-) -> tuple[tuple[int, ...], list[int]]:
-    """Return the strides of the grid axes, and the places of all numbers of a point: ``parts`` of each component."""
-    first = len(clouds.layout.spec.components_before)
-    end = first + clouds.layout.spec.ndim
-    across = strides[:first] + strides[end:]
-    return strides[first:end], [
+def _tables(clouds: Clouds, strides: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return the kernels' tables of places and axes, and their ``#define``s, for a field of these strides."""
+    grid, size = clouds.grid_axes, clouds.dtype.itemsize // clouds.parts
+    across = strides[: grid.start] + strides[grid.stop :]
+    numbers = [
         sum(map(mul, component, across)) + size * part
         for component in np.ndindex(clouds.components)
-        for part in range(parts)
+        for part in range(clouds.parts)
     ]
-
-
-@lru_cache(maxsize=64)
-def _tables(clouds: Clouds, strides: tuple[int, ...], slices: int) -> tuple[Any, Any, Any]:
-    """Return the kernels' tables of places and axes, and their ``#define``s."""
-    size = clouds.dtype.itemsize // clouds.parts
-    along, offsets = _places(clouds, strides, size if slices == 1 else 8, clouds.parts * slices)
+    places = [*strides[grid.start : grid.stop], *numbers]
     axes = [*clouds.shift, *clouds.layout.origin, *clouds.last]
     defines = {
         "TYPE": element(np.dtype(f"f{size}")),
-        "NDIM": len(along),
+        "NDIM": len(grid),
         "ORDER": clouds.order,
-        "NUMBERS": len(offsets) // slices,
-        "SLICES": slices,
+        "NUMBERS": len(numbers),
     }
     return (
-        (ctypes.c_int64 * (len(along) + len(offsets)))(*along, *offsets),
+        (ctypes.c_int64 * len(places))(*places),
         (ctypes.c_double * len(axes))(*axes),
         tuple((name, str(value)) for name, value in defines.items()),
     )
@@ -270,29 +260,27 @@ def _tables(clouds: Clouds, strides: tuple[int, ...], slices: int) -> tuple[Any,
 def _launch(
     function: str,
     clouds: Clouds,
-    device: int,
-    target: int,
-    strides: tuple[int, ...],
+    field: Described,
     positions: Any,
-    numbers: int,
+    values: int,
     stride: int = 0,
-    units: Any = None,
 ) -> None:
-    """Launch a kernel on the current stream; ``stride`` is that of the particles' numbers."""
-    if not len(positions):
+    """Launch a kernel on the current stream; ``stride`` is that of the particles' values."""
+    particles = len(positions)
+    if not particles:
         return
-    places, axes, defines = _tables(clouds, strides, 1 if units is None else 2)
+    assert field.device is not None
+    places, axes, defines = _tables(clouds, field.strides)
     launch = PreparedLaunch(
-        kernel("clouds", function, device, defines),
-        -(-len(positions) // _THREADS),
+        kernel("clouds", function, field.device, defines),
+        -(-particles // _THREADS),
         _THREADS,
         [
-            *map(ctypes.c_uint64, (target, positions.data.ptr, numbers)),
+            *map(ctypes.c_uint64, (field.pointer, positions.data.ptr, values)),
             places,
             axes,
-            *map(ctypes.c_int64, (len(positions), stride)),
-            ctypes.c_uint64(0 if units is None else units.data.ptr),
+            *map(ctypes.c_int64, (particles, stride)),
         ],
-        device=device,
+        device=field.device,
     )
     launch.launch(stream_pointer())

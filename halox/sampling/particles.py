@@ -288,14 +288,15 @@ class Particles(Unique):
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:
-        """Order this rank's particles by place, in C order, so that accesses to near cells are near in time. Local.
+        """Order this rank's particles by place, in C order, which makes `get` and `add` faster.
 
-        Particles at one place have clouds of the same points, in fields at cells; for orders 0 and 2 the place is a
-        cell. Their order stays. Call `migrate` before.
+        Particles of one place are those whose clouds of an order have the same points in fields at cells: of order 0
+        and 2 those of a cell. Their order stays. Local; call `migrate` before.
         """
         xp, key = self.domain.xp, 0
+        shift = 0 if order == 1 else 0.5
         for axis, cut in enumerate(self.domain.plain.owned):
-            place = xp.floor(self.position[:, axis] + (0 if order == 1 else 0.5)) - cut.start + 1
+            place = xp.floor(self.position[:, axis] + shift) - cut.start + 1
             key = key * (cut.stop - cut.start + 2) + place
         rows = xp.argsort(key, kind="stable")
         for view in self._views.values():
@@ -354,7 +355,7 @@ class Particles(Unique):
             A number for all particles, one for each, shape (n,), or the shape of the result of `get`.
         reproducible : bool
             Whether the result has the same bits for any order of this rank's particles, and so in each run with the
-            same division. Sums are then exact to 2**-50 of the largest value, and rounded once.
+            same division. Sums are then rounded once, from terms that are exact to 2**-50 of the largest value.
 
         Raises
         ------
@@ -363,9 +364,9 @@ class Particles(Unique):
 
         Notes
         -----
-        Local. On a GPU it is one launch of atomic additions, ordered with the current stream, several if
-        ``reproducible``. Particles in the order of `sort` are added fastest. A particle outside this rank's cells makes
-        a point of the field NaN.
+        Local. On a GPU it is one launch of atomic additions, ordered with the current stream; fastest in the order of
+        `sort`, and some tens of times slower if ``reproducible``. A particle outside this rank's cells makes a point of
+        the field NaN there.
         """
         add_clouds(
             self.domain, field, self.position, values, order, reproducible=bool(reproducible)

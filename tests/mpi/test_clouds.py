@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError
+from tests import ppic2
 from tests.mpi.bad_input import raised_by_all, read_only
 from tests.mpi.conftest import agree
 
@@ -137,6 +138,15 @@ def test_reproducible_sums_do_not_depend_on_the_order(comm: MPI.Intracomm) -> No
         exact = fsum(weights[0][:, i] * weights[1][:, j] * p["value"])
         assert agree(bool(np.isclose(w[1, 1], exact, 1e-14)), comm)
         assert agree(len(found[False]) > 1 or len(x) < 500, comm), "the test would see it"
+
+
+def test_a_plasma_has_the_energies_of_one_rank(comm: MPI.Intracomm) -> None:
+    """A small case of ppic2, whose published energies tests/gpu compares."""
+    found = []
+    for ranks in (comm, MPI.COMM_SELF):
+        with halox.Grid((32, 32), halo=1, periodic=True, device="cpu", comm=ranks) as grid:
+            found.append(ppic2.run(grid, 64, 6))
+    assert agree(np.allclose(*found, 1e-9, 0), comm) and found[0][0] > 1
 
 
 def test_errors(comm: MPI.Intracomm) -> None:

@@ -7,10 +7,6 @@
 // Launch shape: one dimension of whole warps, a thread a particle. Particles of a warp with the same points, as in a
 // sorted list, are added up in registers, so that few atomic additions are left. Bytes moved: positions and values once,
 // and the field once if particles are sorted.
-//
-// With SLICES 2, add_clouds splits each term in multiples of a large and of a small unit, and adds them to two doubles a
-// number. No such sum is rounded, and so none depends on the order. See J. Demmel and H. D. Nguyen: Parallel
-// reproducible summation, IEEE Transactions on Computers 64 (7), 2015, section 4.
 
 #ifndef TYPE
 #define TYPE double
@@ -24,16 +20,8 @@
 #ifndef NUMBERS
 #define NUMBERS 1
 #endif
-#ifndef SLICES
-#define SLICES 1
-#endif
 
 typedef TYPE Number;
-#if SLICES == 1
-typedef Number Target;
-#else
-typedef double Target;
-#endif
 typedef long long i64;
 
 constexpr int POINTS = ORDER + 1;
@@ -41,7 +29,7 @@ constexpr int CORNERS = POINTS * (NDIM > 1 ? POINTS : 1) * (NDIM > 2 ? POINTS : 
 
 // Strides of the field in bytes, and the places of its numbers.
 struct Places {
-    i64 axes[NDIM], numbers[NUMBERS * SLICES];
+    i64 axes[NDIM], numbers[NUMBERS];
 };
 
 // By axis: 1/2 if points are at faces; the index of the array's first point; its points less ORDER + 1.
@@ -94,7 +82,7 @@ static __device__ __forceinline__ double weight_of(int corner, const Weights& we
 
 extern "C" __global__ void get_clouds(const char* __restrict__ field, const double* __restrict__ positions,
                                       Number* __restrict__ values, const Places places, const Axes axes, i64 particles,
-                                      i64, const double*)
+                                      i64)
 {
     const i64 particle = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (particle >= particles)
@@ -113,18 +101,9 @@ extern "C" __global__ void get_clouds(const char* __restrict__ field, const doub
         values[particle * NUMBERS + number] = Number(sums[number]);
 }
 
-// Return a slice of a term, which is rounded before.
-static __device__ __forceinline__ double slice_of(double weight, double value, int slice, const double* units)
-{
-    if (SLICES == 1)
-        return weight * value;
-    const double term = __dmul_rn(weight, value), high = (term + units[0]) - units[0];
-    return slice == 0 ? high : ((term - high) + units[1]) - units[1];
-}
-
 extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions,
                                       const Number* __restrict__ values, const Places places, const Axes axes,
-                                      i64 particles, i64 stride, const double* __restrict__ units)
+                                      i64 particles, i64 stride)
 {
     const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 particle = index < particles ? index : particles - 1;  // all lanes take part, some with the value 0
@@ -132,19 +111,19 @@ extern "C" __global__ void add_clouds(char* field, const double* __restrict__ po
     char* const first = field + locate(positions + particle * NDIM, places, axes, weights);
     const unsigned lane = threadIdx.x & 31, group = __match_any_sync(~0u, (unsigned long long)first);
     const unsigned before = group & ((1u << lane) - 1);
-    for (int target = 0; target < NUMBERS * SLICES; ++target) {
-        const double value = index < particles ? values[particle * stride + target / SLICES] : Number(0);
-        Target sums[CORNERS];
+    for (int number = 0; number < NUMBERS; ++number) {
+        const double value = index < particles ? values[particle * stride + number] : Number(0);
+        Number sums[CORNERS];
 #pragma unroll
         for (int corner = 0; corner < CORNERS; ++corner)
-            sums[corner] = Target(slice_of(weight_of(corner, weights), value, target % SLICES, units));
+            sums[corner] = Number(weight_of(corner, weights) * value);
         // Each lane adds the sums of the next one of its group that is left; then every other lane leaves.
         unsigned after = group & ~((2u << lane) - 1);
         for (unsigned rank = __popc(before); __any_sync(~0u, after); rank >>= 1) {
             const int next = after ? __ffs(after) - 1 : int(lane);
 #pragma unroll
             for (int corner = 0; corner < CORNERS; ++corner) {
-                const Target more = __shfl_sync(~0u, sums[corner], next);
+                const Number more = __shfl_sync(~0u, sums[corner], next);
                 sums[corner] += after ? more : 0;
             }
             after &= __ballot_sync(~0u, rank % 2 == 0);
@@ -152,7 +131,7 @@ extern "C" __global__ void add_clouds(char* field, const double* __restrict__ po
         if (before == 0) {
 #pragma unroll
             for (int corner = 0; corner < CORNERS; ++corner)
-                atomicAdd((Target*)(first + places.numbers[target] + place_of(corner, places)), sums[corner]);
+                atomicAdd((Number*)(first + places.numbers[number] + place_of(corner, places)), sums[corner]);
         }
     }
 }
