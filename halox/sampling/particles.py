@@ -288,10 +288,10 @@ class Particles(Unique):
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:
-        """Order this rank's particles by place, in C order, so that accesses to near cells are near in time. Local.
+        """Order this rank's particles by place, in C order, which makes `get` and `add` faster.
 
-        Particles at one place have clouds of the same points, in fields at cells; for orders 0 and 2 the place is a
-        cell. Their order stays. Call `migrate` before.
+        Particles of one place are those whose clouds of an order have the same points in fields at cells: of order 0
+        and 2 those of a cell. Their order stays. Local; call `migrate` before.
         """
         xp, key = self.domain.xp, 0
         for axis, cut in enumerate(self.domain.plain.owned):

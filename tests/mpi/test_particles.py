@@ -145,7 +145,7 @@ def test_random_programs_against_a_serial_list(case: Program, comm: MPI.Intracom
             wrong += [] if (found := p.count()) == len(alive) else [found]
         assert not wrong
         assert (grid.owner(np.floor(p.position + 0.5).astype(int)) == grid.rank).all()
-        p.sort(0)
+        p.sort(order=0)
         cells = np.floor(p.position + 0.5).astype(int) - [cut.start for cut in grid.owned]
         places = np.ravel_multi_index(tuple(cells.T), grid.rank_shape)
         assert (np.diff(places) >= 0).all()
