@@ -40,7 +40,6 @@ static __device__ __forceinline__ void locate(const double* position, const Plac
 {
     cloud.place = 0;
     double outside = 0;
-#pragma unroll
     for (int axis = 0; axis < NDIM; ++axis) {
         const double x = position[axis] + axes.shift[axis];
         const double nearest = floor(ORDER == 1 ? x : x + 0.5), rest = x - nearest;
@@ -62,7 +61,6 @@ static __device__ __forceinline__ double corner_of(const Cloud& cloud, int corne
 {
     double weight = 1;
     place = cloud.place;
-#pragma unroll
     for (int axis = 0; axis < NDIM; ++axis, corner /= POINTS) {
         weight *= cloud.weights[axis][corner % POINTS];
         place += corner % POINTS * places.axes[axis];
@@ -83,11 +81,9 @@ extern "C" __global__ void get_clouds(const char* __restrict__ field, const doub
     for (int corner = 0; corner < CORNERS; ++corner) {
         i64 place;
         const double weight = corner_of(cloud, corner, places, place);
-#pragma unroll
         for (int number = 0; number < NUMBERS; ++number)
             sums[number] += weight * *(const TYPE*)(field + place + places.numbers[number]);
     }
-#pragma unroll
     for (int number = 0; number < NUMBERS; ++number)
         values[particle * NUMBERS + number] = TYPE(sums[number]);
 }
@@ -103,11 +99,11 @@ extern "C" __global__ void add_clouds(char* field, const double* __restrict__ po
     const unsigned before = group & ((1u << lane) - 1);
     for (int number = 0; number < NUMBERS; ++number) {
         const double value = index < particles ? values[particle * stride + number] : TYPE(0);
-        i64 place[CORNERS];
+        i64 place;
         TYPE sums[CORNERS];
 #pragma unroll
         for (int corner = 0; corner < CORNERS; ++corner)
-            sums[corner] = TYPE(corner_of(cloud, corner, places, place[corner]) * value);
+            sums[corner] = TYPE(corner_of(cloud, corner, places, place) * value);
         // Each lane adds the sums of the next one of its group that is left; then every other lane leaves.
         unsigned after = group & ~((2u << lane) - 1);
         for (unsigned rank = __popc(before); __any_sync(~0u, after); rank >>= 1) {
@@ -120,8 +116,9 @@ extern "C" __global__ void add_clouds(char* field, const double* __restrict__ po
             after &= __ballot_sync(~0u, rank % 2 == 0);
         }
 #pragma unroll
-        for (int corner = 0; corner < CORNERS; ++corner)
-            if (before == 0)
-                atomicAdd((TYPE*)(field + place[corner] + places.numbers[number]), sums[corner]);
+        for (int corner = 0; corner < CORNERS && before == 0; ++corner) {
+            corner_of(cloud, corner, places, place);
+            atomicAdd((TYPE*)(field + place + places.numbers[number]), sums[corner]);
+        }
     }
 }
