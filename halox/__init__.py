@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from halox.plans.device_loop import Loop
     from halox.plans.typed import Exchange, Recv, Send
     from halox.reductions.allreduce import Allreduce
+    from halox.sampling.particles import Particles
     from halox.sampling.points import Points
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "HaloxError",
     "Loop",
     "Output",
+    "Particles",
     "Plan",
     "Points",
     "Recv",
@@ -61,6 +63,7 @@ _MODULES = {
     "FFT": "halox.fft",
     "Loop": "halox.plans.device_loop",
     "Output": "halox.io.checkpoint.output",
+    "Particles": "halox.sampling.particles",
     "Points": "halox.sampling.points",
     "Transpose": "halox.fft.transpose",
     "device_header": "halox.paths.peer.stores",

@@ -67,7 +67,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
       `predict`.
     - Reduce: `sum`, `mean`, `std`, `min`, `max`, `argmin`, `argmax`, `norm`, `dot`, `histogram`; `reduce` for
       expressions of fields; `allreduce` for other arrays.
-    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`.
+    - Whole arrays: `gather`, `scatter`. Points by their coordinates: `locate`, for `halox.Points`. Ranks: `owner`.
     - Files: `save`, `load`.
     - Labels: `dims`, `coords`, `dataarray`, `from_dataarray`.
     - Solve: `loop`, `linear_operator`, `coarsen`.
@@ -87,10 +87,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
     weights : array or callable, optional
-        Work of each cell, for ``blocks`` of about equal work: a mask or a cost of at least 0, of the grid's shape, or 1
-        along axes on which it does not depend; on rank 0, and on others the same or None. A function gets arrays as
-        `indices` returns them, on rank 0. halox cuts each axis so that the largest sum over a block is small, and
-        chooses ``proc_shape`` for the fewest cells of this sum and of the halo together.
+        Work of each cell, for ``blocks`` of about equal work: a mask or a cost of at least 0, of the grid's shape (or 1
+        along an axis), on rank 0; or a function of arrays as of `indices`. halox cuts each axis so that the largest sum
+        over a block is small, and chooses ``proc_shape`` for the fewest cells of this sum and of the halo together.
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
         What exchanges write into the halo at the walls of the grid, as `numpy.pad` pads the whole field, edges and
         corners included (unless ``corners`` is False). None leaves the halo there unchanged. "edge" repeats the cell at
@@ -125,18 +124,15 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Whether the grid supports fields of one parity, which store only the even or odd cells. Blocks then begin at
         even cells along the last axis, and every extent must be even.
     path : str, optional
-        The data path of all messages to other ranks; ``halox info`` lists the paths. By default the path in HALOX_PATH,
-        or else the fastest path.
+        Data path of all messages to other ranks (``halox info`` lists them); by default HALOX_PATH, or the fastest.
     leave_sms : bool
-        Whether to leave a GPU's multiprocessors to the caller's kernels. Unless a path is requested, copy engines then
-        move messages of long blocks between fields of the grid, even if a kernel might be faster.
+        Whether to leave a GPU's multiprocessors to the caller's kernels: copy engines move messages of long blocks.
     dims : sequence of str, optional
         Names of the axes in labelled arrays and checkpoints; ("x", "y", "z", "t") by default. The dimension of a
         staggered axis "x" is called "x_face".
     coords : mapping of str to array, optional
-        Coordinates in labelled arrays and checkpoints: by dimension, one number for each point of the whole grid, the
-        same on all ranks. Labelled arrays keep their attributes. If only cells have coordinates, the coordinates of
-        faces lie halfway between them, and vice versa.
+        Coordinates in labelled arrays and checkpoints: by dimension, one for each point of the whole grid, the same on
+        all ranks. Labelled arrays keep their attributes. Faces, if not given, lie halfway between cells, and vice versa.
     reproducible : bool
         Whether `sum`, `norm`, `dot` and `allreduce` give the same bits on any number of ranks, in any division, on CPUs
         and GPUs, by default (docs/allreduce.md). Each call can decide otherwise.
@@ -549,6 +545,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         spec = self._layouts.of_options({"staggered": staggered}).spec
         return locate(points, self.domain.labels.updated(None, coords), spec.staggered)
 
+    def owner(self, cells: npt.ArrayLike) -> Array:
+        """Return the ranks of cells, given by global indices (n, axes); beyond walls the nearest rank. Local."""
+        from halox.sampling.weights import owner
+
+        return owner(self.domain.plain, cells)
+
     # Walls
 
     @property
@@ -929,8 +931,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             checkpoint of the same name is replaced, but only after the new checkpoint is complete. A name that ends in
             ``.npy`` is a file of one field, without checksums, attributes and coordinates. Names of netCDF and HDF5
             (``.nc``, ``.h5``, ...) are errors.
-        fields : mapping of str to array, optional
-            Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
+        fields : mapping of str to array or Particles, optional
+            Fields by name, with any dtypes and layouts, and `Particles`; or by keyword, as in ``u=u``.
         attrs : mapping, optional
             Attributes such as time and step: numbers, also NaN, text, lists, and dicts whose keys are text. Dates are
             stored as their ISO text. The attributes of rank 0 are stored.
@@ -1003,7 +1005,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Returns
         -------
         Loaded
-            A dict of the fields; its attribute ``attrs`` has the saved attributes. New fields have the grid's halo.
+            A dict of the fields, and of dicts for new `Particles`; ``attrs`` has the saved attributes.
 
         Raises
         ------

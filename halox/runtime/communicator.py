@@ -281,6 +281,12 @@ class Communicator:
         self._wait_mpi([self.comm.Iallgather(own, numbers)], step, own, numbers)
         return numbers
 
+    def swap_numbers(self, mine: npt.NDArray[np.int64], step: str) -> npt.NDArray[np.int64]:
+        """Send each rank a row of integers, and return a row of each; collective, only after a `reduce` of the call."""
+        numbers = np.empty_like(mine)
+        self._wait_mpi([self.comm.Ialltoall(mine, numbers)], step, mine, numbers)
+        return numbers
+
     def broadcast(self, data: bytearray, step: str) -> bytearray:
         """Return the bytes of rank 0, equally many on all ranks; collective, only after a `reduce` of the call."""
         self._wait_mpi([self.comm.Ibcast([data, self.mpi.BYTE], 0)], step, data)

@@ -86,6 +86,9 @@ CALLS = (
     "stopping",
     "loop",
     "reduce",
+    "making Particles",
+    "migrate",
+    "count",
 )
 """Names of the counted calls; the index of a name is its code."""
 

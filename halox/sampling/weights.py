@@ -10,11 +10,13 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.reductions.operations import wide_dtype
 from halox.runtime.arrays import Array
+from halox.values import shown
 
 
 class Corners(NamedTuple):
@@ -106,6 +108,14 @@ def owners(layout: FieldLayout, cells: Array) -> Array:
         for axis, along in zip(cut.axes, _wrapped(layout, cells).T, strict=True)
     ]
     return np.asarray(np.take(cut.placement.rank_of, np.ravel_multi_index(parts, cut.proc_shape)))
+
+
+def owner(layout: FieldLayout, cells: npt.ArrayLike) -> Array:
+    """Return the ranks of a user's cells, as `halox.Grid.owner`."""
+    found, ndim = np.asarray(cells), layout.spec.ndim
+    if found.dtype.kind not in "iu" or found.shape[-1:] != (ndim,):
+        raise FieldError(f"cells: expected integers of shape (n, {ndim}), got {shown(cells)}")
+    return owners(layout, found.reshape(-1, ndim)).reshape(found.shape[:-1])
 
 
 def reading(layout: FieldLayout, corners: Corners) -> Weights:

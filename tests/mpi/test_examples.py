@@ -36,9 +36,10 @@ SHORT = {
     "jacobi": ["--cells", "9", "8", "11", "--tolerance", "1e-3", "--read-every", "6"],
     "taylor_green_3d": ["--cells", "16", "--steps", "5"],
     "convolution": ["--cells", "17", "12"],
+    "pic": ["--cells", "32", "--across", "1", "--time", "30"],
 }
-LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7}
-"""Errors of a scheme of first order, and of a truncated series."""
+LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7, "pic": 0.02}
+"""Errors of a scheme of first order, of a truncated series, and of a rate fitted to few periods."""
 
 pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.usually(2)]
 

@@ -66,8 +66,8 @@ def test_examples_run(example: Path) -> None:
     support.require("mpi")
     if example.stem == "convolution":
         pytest.importorskip("torch")
-    # Larger errors: a scheme of first order, and a truncated series.
-    most = {"shallow_water": 0.02, "taylor_green_3d": 1e-7}
+    # Larger errors: a scheme of first order, a truncated series, and a rate fitted to few periods.
+    most = {"shallow_water": 0.02, "taylor_green_3d": 1e-7, "pic": 0.02}
     assert runpy.run_path(str(example))["main"]() < most.get(example.stem, 1e-12)
 
 

@@ -20,8 +20,9 @@ from halox.io.checkpoint.bucket import SCHEME, BucketPath
 from halox.io.checkpoint.dates import encoded
 from halox.io.checkpoint.fields import is_number
 from halox.io.checkpoint.store import PREFIX
+from halox.io.checkpoint.tables import layout_of
 from halox.io.regions import Cut, region_of
-from halox.runtime.arrays import Described, check_elements_apart
+from halox.runtime.arrays import Described, check_elements_apart, describe
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_int, as_list, has_unit, shown
 
@@ -33,11 +34,12 @@ Progress = Callable[[int, int], object]
 
 
 class CallerField(NamedTuple):
-    """A field of the caller."""
+    """A field of the caller, or an array of a table, whose layout has the rows of this rank alone at first."""
 
     array: Any
     described: Described
     layout: FieldLayout
+    table: str = ""
 
 
 def path_of(path: object, *, written: bool) -> Path | BucketPath:
@@ -86,9 +88,14 @@ def _bucket_path(text: str) -> BucketPath:
 
 
 def fields_of(
-    layouts: FieldLayouts, fields: object, named: Mapping[str, object], *, written: bool
+    layouts: FieldLayouts,
+    fields: object,
+    named: Mapping[str, object],
+    *,
+    written: bool,
+    tables: bool = False,
 ) -> dict[str, CallerField]:
-    """Return the fields of a mapping and of keywords, sorted by name; raises `FieldError`."""
+    """Return the fields of a mapping and of keywords, sorted by name, and the arrays of tables; raises `FieldError`."""
     if fields is None:
         fields = {}
     if not isinstance(fields, Mapping):
@@ -101,12 +108,17 @@ def fields_of(
         raise FieldError(
             f"{', '.join(both)}: given both in the mapping and by name; give each once"
         )
-    by_name = {}
+    by_name: dict[str, CallerField] = {}
     for name, field in sorted({**fields, **named}.items(), key=lambda item: str(item[0])):
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
-            raise FieldError(
-                f"{shown(name)} is no name for a field: expected letters, digits, '_', '-' and '.'"
-            )
+        _check_name(name)
+        if tables and hasattr(field, "keys"):
+            arrays = _arrays_of(name, field, layouts)
+            if both := sorted({*arrays} & {*fields, *named}):
+                raise FieldError(
+                    f"{both[0]} is the name of a field and of an array of {name}; rename one"
+                )
+            by_name |= arrays
+            continue
         try:
             described, layout = layouts.read(field)
         except FieldError as error:
@@ -120,6 +132,26 @@ def fields_of(
             check_elements_apart(described, name)
         by_name[name] = CallerField(field, described, layout)
     return by_name
+
+
+def _arrays_of(name: str, table: Any, layouts: FieldLayouts) -> dict[str, CallerField]:
+    """Return the arrays of particles by their names in the checkpoint."""
+    if getattr(getattr(table, "domain", None), "layouts", None) is not layouts:
+        raise FieldError(f"{name}: expected a field, or particles of this grid, got {shown(table)}")
+    arrays = {}
+    for key in table.keys():  # noqa: SIM118 - the table is not a dict
+        _check_name(key)
+        described = describe(table[key])
+        layout = layout_of([len(table)], 0, described.shape[1:])
+        arrays[f"{name}.{key}"] = CallerField(table[key], described, layout, name)
+    return arrays
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
+        raise FieldError(
+            f"{shown(name)} is no name for a field: expected letters, digits, '_', '-' and '.'"
+        )
 
 
 def labels_of(

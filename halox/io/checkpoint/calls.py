@@ -14,6 +14,7 @@ from halox.io.checkpoint.bucket import BucketPath
 from halox.io.checkpoint.loading import LOADING, Loaded, load_group
 from halox.io.checkpoint.saving import SAVING, Request, save_group
 from halox.io.checkpoint.store import codecs_of, load_tensorstore
+from halox.io.checkpoint.tables import layout_of
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,35 @@ def save(
 ) -> None:
     """Write fields; see `Grid.save`. Collective; blocks."""
 
-    def check() -> tuple[Request, dict[str, object]]:
+    def check() -> tuple[Request, tuple[dict[str, object], dict[str, int]]]:
         where = arguments.path_of(path, written=True)
-        given = arguments.fields_of(domain.layouts, fields, named, written=False)
+        given = arguments.fields_of(domain.layouts, fields, named, written=False, tables=True)
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
         request = request_of(domain, where, given, options)
+        rows = {name: len(field.array) for name, field in given.items() if field.table}
         if not _is_npy(where):
             load_tensorstore()
-        elif len(given) > 1 or options.attrs or options.coords or request.codecs:
+        elif len(given) > 1 or options.attrs or options.coords or request.codecs or any(rows):
             raise FieldError(
                 f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
                 "instead, under a name without .npy"
             )
-        return request, compared(
+        alike = compared(
             where, given, dims=request.dims, compressors=request.codecs, keep=request.keep
         )
+        return request, (alike, rows)
 
     world = domain.world
     with world.guard:
         world.begin("save")
-        request = world.attempt(check, SAVING, alike=True)
+        request, records = world.gather(check, SAVING)
+        world.check_alike([alike for alike, _ in records.distinct])
+        for name, field in request.fields.items():
+            if field.table:
+                rows = [rows[name] for _, rows in records]
+                layout = layout_of(rows, world.rank, field.layout.spec.components_after)
+                request.fields[name] = field._replace(layout=layout)
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
             npy.save(world, request.path, given, request.progress)
@@ -85,6 +94,7 @@ def request_of(
         arguments.array_attrs_of(coords, options.array_attrs or {}),
         codecs_of(options.compressors),
         domain.plain.spec,
+        tuple(axis.sizes for axis in domain.decomposition.axes),
         arguments.progress_of(options.progress),
         arguments.keep_of(options.keep, path),
     )

@@ -60,7 +60,7 @@ def shard_shapes(
     ((32, 256, 512), (32, 64, 64))
     """
     first = len(layout.spec.components_before)
-    shard = list(region_shape(layout, region))
+    shard = [max(1, extent) for extent in region_shape(layout, region)]  # no rows of particles
     for axis, parts in enumerate(layout.decomposition.proc_shape, first):
         shard[axis] = -(-shard[axis] // parts)
     for axis, extent in enumerate(shard):

@@ -26,8 +26,8 @@ _FILL_VALUES: dict[str, Any] = {"b": False, "c": [0, 0]}
 COMPONENTS, STAGGERED, PARITY, DTYPE = (
     f"halox_{name}" for name in ("components", "staggered", "parity", "dtype")
 )
-SIGN, POSITION, BOUNDARY = _KEPT = tuple(
-    f"halox_{name}" for name in ("sign", "position", "boundary")
+SIGN, POSITION, BOUNDARY, TABLE = _KEPT = tuple(
+    f"halox_{name}" for name in ("sign", "position", "boundary", "table")
 )
 
 
@@ -109,6 +109,11 @@ class StoredField:
         )
 
     @property
+    def table(self) -> str:
+        """Name of the table of its array; empty for a field of the grid."""
+        return json.loads(self.kept.get(TABLE, '""'))  # type: ignore[no-any-return]
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The attributes of its array; netCDF supports all of them except structured dtypes."""
         return {
@@ -141,6 +146,7 @@ class StoredField:
         Faces, and cells of one parity, are at other positions than cells, so their dimensions have separate names.
         Component dimensions have names per field, since fields may have different components.
         """
+        axes = (f"{self.table}_row",) if self.table else axes
         names = with_faces(axes, (n in self.staggered for n in range(len(axes))))
         if self.parity:
             names[-1] = f"{axes[-1]}_{self.parity}"

@@ -17,8 +17,10 @@ from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.folder import check_exists, replaced
 from halox.io.checkpoint.saving import Made, Meter, checked
 from halox.io.checkpoint.store import Contents, Store, id_of, open_field, read
+from halox.io.checkpoint.tables import equal_parts, joined, layout_of
 from halox.io.regions import owned_cells
 from halox.runtime.arrays import DType
+from halox.runtime.gpu.devices import allocate
 from halox.runtime.world import World
 from halox.values import shortened
 
@@ -111,10 +113,16 @@ def load_group(
     contents, wanted = reading.attempt(describe)
     fields: dict[str, tuple[Any, FieldLayout]] = {}
     for name in wanted:
+        stored = contents.fields[name]
         if name in into:
             fields[name] = into[name].array, into[name].layout
+        elif stored.table:
+            layout = layout_of(
+                equal_parts(stored.shape[0], world.size), world.rank, stored.shape[1:]
+            )
+            array = allocate(layout.padded_shape, stored.dtype, domain.device_id)
+            fields[name] = array, layout
         else:
-            stored = contents.fields[name]
             fields[name] = new_field(domain, stored.dtype, stored.options)
     shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
     meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
@@ -126,7 +134,8 @@ def load_group(
     for name in wanted:
         reading.attempt(partial(read_field, name))
     reading.end()
-    return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
+    tables = {name: contents.fields[name].table for name in wanted}
+    return Loaded(joined({name: fields[name][0] for name in wanted}, tables), contents.attrs)
 
 
 def _id_in_folder(path: Path, store: Store) -> str:
@@ -162,13 +171,18 @@ def _check(
         )
     if names is None:
         names = () if into else tuple(contents.fields)
-    wanted = sorted({*into, *names})
+    tables: dict[str, list[str]] = {}
+    for name, stored in contents.fields.items():
+        tables.setdefault(stored.table or name, []).append(name)
+    wanted = sorted({one for name in (*into, *names) for one in tables.get(name, [name])})
     for name in wanted:
         if name not in contents.fields:
             raise CheckpointError(
                 f"{path} has no field {shortened(name)}; it has {', '.join(contents.fields) or 'none'}"
             )
         stored, given = contents.fields[name], into.get(name)
+        if stored.table and given is None:
+            continue
         if given is None:
             try:
                 layout, dtype = domain.layouts.of_options(stored.options), stored.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from halox.io.checkpoint import moving
 from halox.io.checkpoint.arguments import CallerField, Progress
 from halox.io.checkpoint.bucket import BucketPath, BucketReplacement
 from halox.io.checkpoint.chunks import ShardGrid, extents
-from halox.io.checkpoint.fields import StoredField, kept_attributes
+from halox.io.checkpoint.fields import TABLE, StoredField, kept_attributes
 from halox.io.checkpoint.folder import Replacement
 from halox.io.checkpoint.store import Contents, Store, create, is_checkpoint, is_output
 from halox.io.regions import owned_cells
@@ -40,6 +41,7 @@ class Request:
     array_attrs: dict[str, dict[str, Any]]
     codecs: list[Any]
     plain: FieldSpec  # of the grid's fields without options
+    blocks: tuple[tuple[int, ...], ...]  # sizes of the grid's blocks along each axis
     progress: Progress | None = None
     keep: int = 1
 
@@ -53,13 +55,13 @@ def save_group(world: World, request: Request) -> None:
             field.layout,
             field.described.dtype,
             request.codecs,
-            kept=kept_attributes(field.layout.spec, request.plain),
+            kept={TABLE: json.dumps(field.table)}
+            if field.table
+            else kept_attributes(field.layout.spec, request.plain),
         )
         for name, field in given.items()
     }
-    axes = next(iter(given.values())).layout.decomposition.axes
-    blocks = tuple(axis.sizes for axis in axes)
-    contents = Contents(request.grid_shape, stored, request.attrs, blocks)
+    contents = Contents(request.grid_shape, stored, request.attrs, request.blocks)
 
     def store_of(partial: str) -> Store:
         if isinstance(path, BucketPath):

@@ -1,0 +1,40 @@
+"""Particles in checkpoints: tables of arrays with a row for each particle, any number of them on each rank.
+
+The array "v" of the table "p" is stored as "p.v", like a field of a grid of one axis, whose blocks are the rows of the
+ranks. A load gives each rank an equal part of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from halox.decomposition import AxisPartition, Decomposition, FieldLayout, FieldSpec, Placement
+
+
+def layout_of(rows: Sequence[int], rank: int, components: Sequence[int]) -> FieldLayout:
+    """Return the layout of an array, given the rows of each rank, of which there may be none."""
+    axis = AxisPartition(sum(rows), (0, *accumulate(rows)), periodic=False)
+    cut = Decomposition((axis,), Placement.by_rank((len(rows),)))
+    return FieldLayout(cut, rank, FieldSpec(((0, 0),), components_after=tuple(components)))
+
+
+def equal_parts(rows: int, ranks: int) -> list[int]:
+    """Return the rows of each rank, as equal as possible."""
+    return [(rows + rank) // ranks for rank in range(ranks)]
+
+
+def joined(arrays: Mapping[str, Any], table_of: Mapping[str, str]) -> dict[str, Any]:
+    """Return loaded arrays by name, those of a table in a dict.
+
+    Examples
+    --------
+    >>> joined({"u": 1, "p.v": 2, "p.w": 3}, {"u": "", "p.v": "p", "p.w": "p"})
+    {'u': 1, 'p': {'v': 2, 'w': 3}}
+    """
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        table = table_of[name]
+        (found.setdefault(table, {}) if table else found)[name.removeprefix(f"{table}.")] = array
+    return found

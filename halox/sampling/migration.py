@@ -1,0 +1,218 @@
+"""Migration of particles: each goes to the rank that owns the nearest cell.
+
+`halox.Particles` calls the steps of a `Migration` on the host, or on a GPU of the same steps in `device_migration`.
+Begin with `settle`, the rules at the ends of the grid. Arrivals, or else the last particles, fill the rows of particles
+that have left::
+
+    before   a b C d E f      C and E leave, g arrives
+    after    a b g d f
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.decomposition import Decomposition
+from halox.domain import Domain
+from halox.errors import FieldError
+from halox.io.message_queue import MessageQueue
+from halox.runtime.arrays import Array
+from halox.runtime.world import World
+from halox.sampling.weights import owners
+from halox.values import as_list, shown
+
+MIGRATION = "a migration"
+
+KEEP, REFLECT, ABSORB, WRAP = RULES = "keep", "reflect", "absorb", "wrap"
+"""Fates of particles beyond an end of the grid; wrapping belongs to periodic axes."""
+
+_FARTHEST = 2.0**53  # float64 does not hold all integers beyond
+_ROWS = 1 << 15  # that are looked at together, so that they stay in the cache
+_MESSAGE_BYTES = 1 << 30  # below the limit of MPI's counts
+
+Rules = tuple[tuple[str, str], ...]
+"""The rule of the low and the high end of each axis."""
+
+
+def rules_of(walls: object, grid: Decomposition) -> Rules:
+    """Return the rules of all ends from the argument ``walls`` of `halox.Particles`; raises `FieldError`."""
+    if grid.joined_sides:
+        raise FieldError("grid: particles do not cross sides that connect= joins; leave it out")
+    axes = [walls] * grid.ndim if isinstance(walls, str) else as_list(walls) or []
+    pairs = [[axis, axis] if isinstance(axis, str) else as_list(axis) or [] for axis in axes]
+    names = RULES[:3]
+    if len(pairs) != grid.ndim or any(
+        len(pair) != 2 or any(side not in names for side in pair) for pair in pairs
+    ):
+        raise FieldError(
+            f"walls: expected {', '.join(map(repr, names))}, for all sides, one per axis, or (low, high) per axis, got "
+            f"{shown(walls)}"
+        )
+    return tuple(
+        (WRAP, WRAP) if wraps else (low, high)
+        for (low, high), wraps in zip(pairs, grid.periodic, strict=True)
+    )
+
+
+def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, Array]:
+    """Apply the rules of the ends of the grid in place to positions of shape (n, axes).
+
+    Return which components walls have mirrored, which particles are absorbed, and which have no place.
+
+    Examples
+    --------
+    >>> x = np.array([[-1.25], [4.5], [np.inf]])
+    >>> mirrored, absorbed, lost = settle(x, [4], (("reflect", "absorb"),))
+    >>> x[0], mirrored[0], absorbed, lost
+    (array([0.25]), array([ True]), array([False,  True, False]), array([False, False,  True]))
+    """
+    lost: Array = np.logical_not((abs(x) < _FARTHEST).all(axis=1))
+    x[lost] = 0
+    absorbed, mirrored = np.zeros(len(x), bool), np.zeros(x.shape, bool)
+    for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
+        at, mirror = x[:, axis], mirrored[:, axis]
+        if low == high and low in (WRAP, REFLECT):
+            turns = np.floor((at + 0.5) / n)
+            at -= turns * n
+            mirror[...], wall = (turns % 2 != 0) & (low == REFLECT), n - 1
+        elif low == REFLECT:
+            mirror[...], wall = at + 0.5 < 0, -1
+        elif high == REFLECT:
+            mirror[...], wall = at + 0.5 >= n, 2 * n - 1
+        else:
+            wall = 0
+        np.copyto(at, wall - at, where=mirror)
+        # Rounding must not put a particle beyond the end.
+        if low in (WRAP, REFLECT):
+            np.maximum(at, -0.5, out=at)
+        if high in (WRAP, REFLECT):
+            np.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
+        for beyond, end in ((at + 0.5 < 0, low), (at + 0.5 >= n, high)):
+            absorbed |= beyond & (end == ABSORB)
+            lost |= beyond & (end == KEEP)
+    return mirrored, absorbed, lost
+
+
+class Migration:
+    """A migration of one rank's particles on the host; their arrays have a row for each particle, positions first.
+
+    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `put`.
+    """
+
+    def __init__(self, domain: Domain, rules: Rules) -> None:
+        self._world, self._layout, self._rules = domain.world, domain.plain, rules
+
+    def find(self, arrays: Sequence[Array], flips: Sequence[bool]) -> tuple[Array, int]:
+        """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
+
+        ``flips`` tells for each array whether walls change the signs of its components.
+        Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
+        """
+        positions, rank, cut = arrays[0], self._layout.rank, self._layout.decomposition
+        self._before = len(positions)
+        self._rows = rows = _outside(positions, self._layout.owned)
+        self._x = positions[rows]
+        self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)
+        if lost.any():
+            row = rows[np.argmax(lost)]
+            raise FieldError(
+                f"position: particle {row} is at {shown(positions[row].tolist())}, which is not finite, 2**53 or more "
+                'in magnitude, or beyond a wall; move it, or make the particles with walls="reflect" or "absorb"'
+            )
+        ranks = owners(self._layout, np.floor(self._x + 0.5).astype("i8"))
+        ranks[absorbed] = cut.ranks
+        order, counts = np.argsort(ranks), np.bincount(ranks, minlength=cut.ranks + 1)
+        stop = int(counts[: rank + 1].sum())
+        start = stop - int(counts[rank])
+        self._stay, self._leave = order[start:stop], np.delete(order, slice(start, stop))
+        counts[rank] = 0
+        return counts[:-1], len(self._leave)
+
+    def _settled(self, which: Array) -> Iterator[Array]:
+        """Yield the new values of some particles outside of the block."""
+        yield self._x[which]
+        for array, is_flipped in zip(self._arrays[1:], self._flips[1:], strict=True):
+            values = array[self._rows[which]]
+            yield np.where(self._mirrored[which], -values, values) if is_flipped else values
+
+    def pack(
+        self, arrays: Sequence[Array], flips: Sequence[bool], counts: Array, incoming: Array
+    ) -> object:
+        """Pack particles that leave for other ranks as rows of bytes, in order of the ranks, and allocate arrivals.
+
+        The result goes to the `swap` of all ranks.
+        """
+        self._arrays, self._flips, self._counts, self._incoming = arrays, flips, counts, incoming
+        leavers = self._settled(self._leave[: counts.sum()])
+        self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
+        self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
+        return None
+
+    def swap(self, records: Sequence[object], places: Array) -> None:
+        """Send the packed rows to their ranks, and receive the arrivals."""
+        swap_rows(self._world, self._sent, self._arrivals, self._counts, self._incoming)
+
+    def put(self) -> None:
+        """Settle particles that stay, and store arrivals in place of those that leave."""
+        arrivals, stay, holes = (
+            self._arrivals,
+            self._rows[self._stay],
+            np.sort(self._rows[self._leave]),
+        )
+        for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
+            array[stay] = values
+        n, m = self._before, len(arrivals)
+        after = n - len(holes) + m
+        last = np.arange(after, n)
+        sources = last[~np.isin(last, holes)]
+        targets = np.concatenate([holes, np.arange(n, after)])[: m + len(sources)]
+        start = 0
+        for rows in map(as_rows, self._arrays):
+            end = start + rows.shape[1]
+            rows[targets[m:]] = rows[sources]
+            rows[targets[:m]] = arrivals[:, start:end]
+            start = end
+
+
+def row_bytes(array: Any) -> int:
+    """Return the bytes of a particle in an array."""
+    nbytes: int = array.dtype.itemsize * prod(array.shape[1:])
+    return nbytes
+
+
+def as_rows(array: Any) -> Any:
+    """View a contiguous array as rows of bytes."""
+    return array.reshape(-1).view("u1").reshape(len(array), row_bytes(array))
+
+
+def _outside(positions: Array, owned: Sequence[slice]) -> Array:
+    """Return the rows of the positions that are outside of a block, or not finite."""
+    found = [np.zeros(0, "i8")]
+    for first in range(0, len(positions), _ROWS):
+        inside: Any = True
+        for axis, cut in enumerate(owned):
+            x = positions[first : first + _ROWS, axis] + 0.5
+            inside = inside & (x >= cut.start) & (x < cut.stop)
+        found.append(first + np.flatnonzero(~inside))
+    return np.concatenate(found)
+
+
+def swap_rows(world: World, sent: Array, received: Array, counts: Array, incoming: Array) -> None:
+    """Send rows of bytes to other ranks, and receive rows, both in order of the ranks; collective, blocks."""
+    with MessageQueue(world, 1 << 62, MIGRATION) as queue:
+        for rank, part in _parts(received, incoming):
+            queue.receive(part, rank)
+        for rank, part in _parts(sent, counts):
+            queue.send(part, rank)
+
+
+def _parts(rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
+    most, end = max(1, _MESSAGE_BYTES // max(1, rows.shape[1])), 0
+    for rank, count in enumerate(counts.tolist()):
+        start, end = end, end + count
+        for first in range(start, end, most):
+            yield rank, rows[first : min(first + most, end)]
