@@ -413,3 +413,11 @@ def test_stores_from_a_users_kernel(debug, architecture):
     assert "cvta.param" not in found.ptx, "the parameter's address was taken"
     flags = "ld.acquire.sys.global.u32", "fence.acq_rel.sys", "st.relaxed.sys.global.u32"
     assert all(access in found.ptx for access in flags)
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_migration_compiles(architecture):
+    for axes, word in ((3, "unsigned long long"), (1, "unsigned char")):
+        defines = (("AXES", str(axes)), ("WORD", word))
+        found = compiled("migrate", defines, f"sm_{architecture}")
+        assert {"find", "pack", "place"} <= {*re.findall(r"\.entry (\w+)", found.ptx)}
