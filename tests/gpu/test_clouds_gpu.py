@@ -45,14 +45,15 @@ def test_values_and_sums(shape: tuple[int, ...], dtype: str, layout: Any, order:
             values = p.get(u, order)
             p.add(sums, grid.xp.asarray(weight)[p["key"]], order)
             p.add(sums, -0.25, order)
-            found.append([cupy.asnumpy(each) for each in (values, sums)])
+            by_key = grid.xp.argsort(p["key"])
+            found.append([cupy.asnumpy(each) for each in (values[by_key], sums)])
             for key in (0, 1):
                 p.sort(key)
                 exact = grid.zeros(dtype, **layout)
                 p.add(exact, grid.xp.asarray(weight)[p["key"]], order, reproducible=True)
                 bits.append(cupy.asnumpy(exact))
     for ours, host in zip(*found, strict=True):
-        assert np.allclose(ours, host, small, small)
+        assert np.allclose(ours, host, 10 * small, 10 * small)
     assert np.array_equal(bits[2], bits[3]) and np.allclose(bits[0], bits[2], small, small)
 
 
