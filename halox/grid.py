@@ -132,7 +132,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         staggered axis "x" is called "x_face".
     coords : mapping of str to array, optional
         Coordinates in labelled arrays and checkpoints: by dimension, one for each point of the whole grid, alike on
-        all ranks. Labelled arrays keep their attributes. Faces, if not given, lie halfway between cells, and conversely.
+        all ranks. Labelled arrays keep their attributes. Faces, if not given, are halfway between cells, or conversely.
     reproducible : bool
         Whether `sum`, `norm`, `dot` and `allreduce` give the same bits on any number of ranks, in any division, on CPUs
         and GPUs, by default (docs/allreduce.md). Each call can decide otherwise.

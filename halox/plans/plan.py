@@ -35,7 +35,7 @@ class Plan(Unique):
     messages_sent : int
         Number of messages that this rank sends to other ranks in one exchange.
     domain : Domain or None
-        `Grid.domain` of a plan that a grid made.
+        The ``domain`` of the grid that made the plan.
 
     Raises
     ------

@@ -69,10 +69,8 @@ class DeviceMigration:
         if self._is_idle:
             return None
         self._after = self._before - self._listed + arrived
-        self._rows, self._arrivals = (
-            self._rows_of(arrays, flips),
-            cp.empty((arrived, self._width), "u1"),
-        )
+        self._rows = self._rows_of(arrays, flips)
+        self._arrivals = cp.empty((arrived, self._width), "u1")
         starts = np.cumsum([0, *counts, 0])
         starts[-2:] = 0  # numbers of holes that are found, and filled
         self._cursors, self._holes = cp.asarray(starts), cp.empty(self._listed, "i8")

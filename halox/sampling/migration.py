@@ -158,11 +158,8 @@ class Migration:
 
     def put(self) -> None:
         """Settle particles that stay, and store arrivals in place of those that leave."""
-        arrivals, stay, holes = (
-            self._arrivals,
-            self._rows[self._stay],
-            np.sort(self._rows[self._leave]),
-        )
+        arrivals, stay = self._arrivals, self._rows[self._stay]
+        holes = np.sort(self._rows[self._leave])
         for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
             array[stay] = values
         n, m = self._before, len(arrivals)

@@ -21,11 +21,7 @@ from halox.runtime.call_guard import Unique, short_errors, single_threaded
 from halox.runtime.gpu.devices import allocate, as_device_array, to_host
 from halox.sampling.clouds import add_clouds, read_clouds
 from halox.sampling.locating import indices_of
-from halox.sampling.migration import (
-    MIGRATION,
-    Migration,
-    rules_of,
-)
+from halox.sampling.migration import MIGRATION, Migration, rules_of
 from halox.values import as_list, check_unmasked, shortened, shown
 
 if TYPE_CHECKING:

@@ -368,8 +368,8 @@ class Output(Closing):
         fields : mapping of str to array, optional
             Arrays in place of the ones given at the start, for this record; or by keyword, as in ``u=new``.
         time : float or date
-            Time of the record; larger than the time of the last one. Dates are `numpy.datetime64`, `datetime.datetime`
-            or dates of cftime, in one calendar.
+            Time of the record; larger than the time of the last one. Dates are of NumPy (`numpy.datetime64`), of the
+            module ``datetime``, or of cftime, in one calendar.
 
         Notes
         -----
