@@ -142,7 +142,7 @@ class _Trace:
             os.makedirs(self._folder, exist_ok=True)
             self._file = FileIO(os.path.join(self._folder, f"rank-{rank:05}.json"), "w")
         except OSError as error:
-            if world.node_rank == 0 or os.access(self._folder, os.W_OK):
+            if world.node_rank == 0 or os.access(os.path.join(self._folder, ""), os.W_OK):
                 self._give_up(error)
             return
         self._describe("process_name", 0, name=f"rank {rank} on {node()}")

@@ -180,7 +180,9 @@ def test_a_killed_rank_leaves_a_complete_file(tmp_path: Path) -> None:
     assert len(events_of(tmp_path / "trace", 0)) > 1000
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["/proc/halox", "a_file"])
+def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "a_file").touch()
     program = """
         import halox
 
@@ -188,6 +190,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
             for _ in range(5000):
                 grid.sum(grid.ones())
     """
-    ended = run(2, program.replace("5000", "50"), tmp_path, HALOX_TRACE="/proc/halox")
+    ended = run(2, program.replace("5000", "50"), tmp_path, HALOX_TRACE=str(tmp_path / folder))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("writes no trace") == 1 and "HALOX_TRACE" in ended.stderr

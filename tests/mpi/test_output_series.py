@@ -327,6 +327,16 @@ def test_dates_of_a_model_calendar(path: Path, comm: MPI.Intracomm) -> None:
     opened(path, comm, lambda ds: np.testing.assert_array_equal(ds.time.values, dates))
 
 
+def test_an_error_shows_a_date_and_all_digits_of_times(path: Path, comm: MPI.Intracomm) -> None:
+    """Two dates of a long run whose seconds have seven equal digits."""
+    last, before = (np.datetime64(f"2036-01-31T00:00:{second}") for second in ("02", "01"))
+    with grid(comm) as g, halox.Output(g, path, h=g.zeros()) as out:
+        out.append(time=START)
+        out.append(time=last)
+        with pytest.raises(FieldError, match=r"2036-01-31T00:00:01.*315532801\.0 .*315532802\.0"):
+            out.append(time=before)
+
+
 def test_times_of_two_kinds(path: Path, comm: MPI.Intracomm) -> None:
     """One error on all ranks, and the output goes on."""
 

@@ -395,7 +395,7 @@ class Output(Closing):
             unit = " ".join(["", *dates.values()])
             if self._times and value <= self._times[-1]:
                 raise FieldError(
-                    f"time: {value:g}{unit} does not follow {self._times[-1]:g}{unit}, the time of the last record; "
+                    f"time: {shown(time)} is {value!r}{unit}, not after the last record's {self._times[-1]!r}; "
                     'after a restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
                 )
             return (value, dates, given), {"time": f"{value!r}{unit}", "fields": sorted(given)}
