@@ -394,8 +394,9 @@ class Output(Closing):
             (value, dates), given = time_of(time, self._dates), self._given(fields, named)
             unit = " ".join(["", *dates.values()])
             if self._times and value <= self._times[-1]:
+                given_time = f"{shown(time)}, {value!r}{unit}," if unit else repr(value)
                 raise FieldError(
-                    f"time: {shown(time)} is {value!r}{unit}, not after the last record's {self._times[-1]!r}; "
+                    f"time: {given_time} does not follow {self._times[-1]!r}, the time of the last record; "
                     'after a restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
                 )
             return (value, dates, given), {"time": f"{value!r}{unit}", "fields": sorted(given)}
