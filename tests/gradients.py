@@ -25,7 +25,7 @@ OPERATORS: dict[str, dict[str, Any]] = {
     "in place": {"periodic": True, "call": {"inplace": True}},
     "plan": {"boundary": "edge", "planned": True},
     "staggered": {"boundary": "reflect", "planned": True, "layout": {"staggered": 0}},
-    "components behind": {"shape": (4,), "boundary": "symmetric", "after": (2,)},
+    "components behind": {"shape": (7,), "boundary": "symmetric", "after": (2,)},
 }
 """Grids and options of exchanges that are differentiated; by default of 5 x 4 cells, halo 1."""
 

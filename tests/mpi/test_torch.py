@@ -34,7 +34,7 @@ def test_derivatives_of_derivatives(name: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "padding"),
-    [((11, 10), "circular"), ((9, 13), "reflect"), ((17,), "replicate"), ((5, 7, 6), "circular")],
+    [((11, 10), "circular"), ((9, 13), "reflect"), ((31,), "replicate"), ((5, 7, 6), "circular")],
 )
 def test_convolutions_have_the_gradients_of_one_rank(
     shape: Any, padding: str, comm: MPI.Intracomm
@@ -43,15 +43,15 @@ def test_convolutions_have_the_gradients_of_one_rank(
 
 
 def kinds_of_tensors(shape: Any) -> dict[str, Any]:
-    """Return tensors of a shape behind two axes, of different strides and dtypes."""
-    plain = torch.randn(3, 4, *shape, dtype=torch.float64)
+    """Return tensors of a shape behind two axes, longer than blocks are, of different strides and dtypes."""
+    plain = torch.randn(17, 18, *shape, dtype=torch.float64)
     numbers = torch.complex(plain, plain.flip(1))
     return {
         "contiguous": plain,
         "channels_last": plain.to(memory_format=torch.channels_last),
-        "transposed": torch.randn(*shape[::-1], 4, 3).permute(3, 2, 1, 0),
+        "transposed": torch.randn(*shape[::-1], 18, 17).permute(3, 2, 1, 0),
         "part": plain[1:2, ::2],
-        "repeated": plain[:, :1].expand(3, 4, *shape),
+        "repeated": plain[:, :1].expand(17, 18, *shape),
         "half": plain.half(),
         "complex": numbers,
         "conjugate": numbers.conj(),
@@ -66,7 +66,7 @@ def array(tensor: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", kinds_of_tensors((1, 1)))
 def test_values_are_those_of_the_grid(name: str, comm: MPI.Intracomm) -> None:
     """Also for a gradient with strides of 0, as that of `sum`. The given tensor stays as it is."""
-    with halox.Grid((7, 9), halo=((1, 2), 1), boundary="reflect", comm=comm, device="cpu") as grid:
+    with halox.Grid((7, 15), halo=((1, 2), 1), boundary="reflect", comm=comm, device="cpu") as grid:
         torch.manual_seed(comm.rank)
         given = kinds_of_tensors(grid.padded_shape)[name]
         before, field = array(given), array(given)
