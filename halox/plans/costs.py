@@ -126,7 +126,7 @@ def protocol_name(path: str, protocol: str, shared_gpu: bool = False) -> str:
 
     Examples
     --------
-    >>> protocol_name("ipc", "put"), protocol_name("ipc", "put", shared_gpu=True)
-    ('ipc/put', 'ipc/put, shared GPU')
+    >>> protocol_name("ipc", "staging"), protocol_name("ipc", "staging", shared_gpu=True)
+    ('ipc/staging', 'ipc/staging, shared GPU')
     """
     return f"{path}/{protocol}{_SHARED if shared_gpu else ''}"

@@ -118,7 +118,7 @@ class ScatterGatherPath(Path):
     protocols = (
         # Fixed rules decide between process_vm and the host path.
         Protocol(PROCESS_VM, fallback="host/mpi", memory="host", is_tuned=False),
-        # Like ipc/put, except that each row of a box costs a copy engine as much as some hundred bytes.
+        # Each row of a box costs a copy engine as much as some hundred bytes.
         Protocol(
             COPY_ENGINE,
             ProtocolCost(26.0, 6.0, (1.0, 4.0, 16.0, 120.0)),

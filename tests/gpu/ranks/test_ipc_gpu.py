@@ -16,15 +16,6 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox.errors import ExchangeTimeoutError
-from halox.paths.base import Job
-from halox.paths.fragments import cutter
-from halox.paths.ipc import make_ipc_channel
-from halox.paths.messages import Message, Part
-from halox.paths.node import NodeLink
-from halox.runtime.arrays import describe
-from halox.runtime.context import Context
-from halox.runtime.world import World
-from tests.gpu.ranks.paths import mappable_arrays
 from tests.mpi.conftest import agree
 from tests.mpi.paths.channels import Wire, chain, packed, ring, unpack
 from tests.mpi.test_typed import TYPES
@@ -41,22 +32,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
 SEED = 20261121
 ELEMENTS = 130
 
-Zeros = Callable[[int, str], Any]
-
 
 class Messages:
-    """An exchange of messages between GPUs, whose arrays are filled and compared on the stream, without the host.
+    """An exchange of messages between GPUs, whose arrays are filled and compared on the stream, without the host."""
 
-    ``path`` names a protocol, or leaves it to halox; arrays that a protocol moves directly come from ``zeros``.
-    """
-
-    def __init__(self, comm: MPI.Intracomm, zeros: Zeros, wires: list[Wire], path: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, wires: list[Wire]) -> None:
         sends = [w for w in wires if w.source == comm.rank]
         receives = [w for w in wires if w.target == comm.rank]
-        # All ranks allocate together.
-        mappable = {w: zeros(ELEMENTS, "f8") for w in wires if w.way != "staging"}
-        self._sources = {w: self._array(mappable if w.way == "get" else {}, w) for w in sends}
-        self._targets = {w: self._array(mappable if w.way == "put" else {}, w) for w in receives}
+        self._sources = {w: cupy.full(ELEMENTS, -1.0) for w in sends}
+        self._targets = {w: cupy.full(ELEMENTS, -1.0) for w in receives}
         # Copied to the GPU now, so that later steps never synchronize with the host.
         values = {w: np.arange(ELEMENTS) + 1e4 * n for n, w in enumerate(wires)}
         self._values = {w: cupy.asarray(values[w]) for w in sends}
@@ -70,16 +54,8 @@ class Messages:
             [Send(self._sources[w], TYPES[w.sent[0]], w.target, tag=w.tag) for w in sends],
             [Recv(self._targets[w], TYPES[w.received[0]], w.source, tag=w.tag) for w in receives],
             comm=comm,
-            path=path,
+            path="ipc",
         )
-
-    @staticmethod
-    def _array(mappable: dict[Wire, Any], wire: Wire) -> Any:
-        array = mappable.get(wire)
-        if array is None:
-            array = cupy.empty(ELEMENTS)
-        array[...] = -1.0
-        return array
 
     def fill(self, epoch: int) -> None:
         for wire, values in self._values.items():
@@ -94,25 +70,24 @@ class Messages:
 
 
 @pytest.fixture
-def messages(comm: MPI.Intracomm) -> Iterator[Callable[[list[Wire], str], Messages]]:
-    """Return a function that prepares messages by a path."""
+def messages(comm: MPI.Intracomm) -> Iterator[Callable[[list[Wire]], Messages]]:
+    """Return a function that prepares messages."""
     made: list[Messages] = []
-    with mappable_arrays(comm) as zeros:
+    halox.Grid((comm.size,), halo=0, comm=comm, device="gpu").close()  # selects this rank's GPU
 
-        def make(wires: list[Wire], path: str) -> Messages:
-            made.append(Messages(comm, zeros, wires, path))
-            return made[-1]
+    def make(wires: list[Wire]) -> Messages:
+        made.append(Messages(comm, wires))
+        return made[-1]
 
-        yield make
-        for one in made:
-            one.exchange.close()
+    yield make
+    for one in made:
+        one.exchange.close()
 
 
 @pytest.mark.parametrize("shape", [ring, chain])
-@pytest.mark.parametrize("way", ["staging", "put", "get"])
-def test_every_way(way: str, shape: Any, messages: Any, comm: MPI.Intracomm) -> None:
+def test_in_one_direction_and_in_both(shape: Any, messages: Any, comm: MPI.Intracomm) -> None:
     """Hosts run ahead of stalled streams and of each other; results are read only at the end."""
-    made = messages(shape(way, comm.size), f"ipc/{way}")
+    made = messages(shape("staging", comm.size))
     rng = np.random.default_rng([SEED, comm.rank])
     right = []
     for epoch in range(60):
@@ -128,19 +103,13 @@ def test_every_way(way: str, shape: Any, messages: Any, comm: MPI.Intracomm) -> 
 
 @pytest.mark.parametrize("number", range(12))
 def test_random_messages(number: int, messages: Any, comm: MPI.Intracomm) -> None:
-    """Messages that halox moves by different protocols, since some of their arrays are contiguous and mappable."""
     rng = np.random.default_rng([SEED, number, comm.size])
     wires = []
     for tag in range(rng.integers(1, 9)):
         a, b = (int(rank) for rank in rng.choice(comm.size, 2, replace=False))
-        way = str(rng.choice(["staging", "staging", "put", "get"]))
         sent, received = (str(name) for name in rng.choice(list(TYPES), 2))
-        sent, received = (
-            "contiguous" if way == "get" else sent,
-            "contiguous" if way == "put" else received,
-        )
-        wires.append(Wire(a, b, (sent,), (received,), way, tag))
-    made = messages(wires, "ipc")
+        wires.append(Wire(a, b, (sent,), (received,), tag=tag))
+    made = messages(wires)
     right = []
     for epoch in range(10):
         made.fill(epoch)
@@ -149,10 +118,9 @@ def test_random_messages(number: int, messages: Any, comm: MPI.Intracomm) -> Non
     assert agree(all(bool(r) for r in right), comm), (wires, [bool(r) for r in right])
 
 
-@pytest.mark.parametrize("way", ["staging", "put", "get"])
-def test_streams_that_change(way: str, messages: Any, comm: MPI.Intracomm) -> None:
+def test_streams_that_change(messages: Any, comm: MPI.Intracomm) -> None:
     """Two streams exchange the same values in turn; only the exchanges order the streams."""
-    made = messages(ring(way, comm.size), f"ipc/{way}")
+    made = messages(ring("staging", comm.size))
     made.fill(0)
     cupy.cuda.get_current_stream().synchronize()
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -165,50 +133,6 @@ def test_streams_that_change(way: str, messages: Any, comm: MPI.Intracomm) -> No
     for stream in streams:
         stream.synchronize()
     assert agree(all(bool(r) for r in right), comm)
-
-
-@pytest.mark.parametrize("sent", TYPES)
-def test_fragments_of_some_bytes(sent: str, comm: MPI.Intracomm) -> None:
-    """A message in at least seven fragments; sender and receiver have different datatypes."""
-    n = 170
-    source, target = TYPES[sent], TYPES["vector"]
-    reach = max(t.extent * n + t.true_ub for t in (source, target)) // 8 + 1
-    host = np.arange(reach, dtype="f8")
-    world = World(comm)
-    device = world.node_rank % cupy.cuda.runtime.getDeviceCount()
-    cupy.cuda.Device(device).use()
-    x, y = cupy.asarray(host), cupy.full(reach, -1.0)
-    blocks = [t.blocks(n) for t in (source, target)]
-    out, back = (
-        np.concatenate(
-            [np.arange(o, o + k, 8) // 8 for o, k in zip(b.offsets, b.lengths, strict=True)]
-        )
-        for b in blocks
-    )
-    assert out.size * 8 >= 7 * 4096
-    around = Context(world)
-    arena, events = around.use_device(device), around.events
-    assert events is not None
-    sends = (Message(1, "send", (Part(0, source, n),)),) if comm.rank == 0 else ()
-    receives = (Message(0, "receive", (Part(1, target, n),)),) if comm.rank == 1 else ()
-    job = Job([describe(x), describe(y)], sends, receives)
-    link = NodeLink(world, around.arena, [], [1 - comm.rank] if comm.rank < 2 else [])
-    ways: Any = {m.key: "staging" for m in (*sends, *receives)}
-    cupy.cuda.get_current_stream().synchronize()
-    channel = make_ipc_channel(world, job, ways, (arena, events), link, cutter(4096))
-    wanted = np.full(reach, -1.0)
-    for step in range(5):
-        x[...] = cupy.asarray(host + 1e6 * step)
-        if channel is not None:
-            channel.start()
-            channel.finish()
-        if receives:
-            wanted[back] = out + 1e6 * step
-        assert agree(bool((y == cupy.asarray(wanted)).all()), comm)
-    if channel is not None:
-        channel.close()
-    link.close()
-    around.close()
 
 
 def test_a_rank_that_does_not_come(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,13 +325,13 @@ class RecordedRig(ChannelRig):
 class IpcRig(RecordedRig):
     """The `ipc` path."""
 
-    def set_up(self, monkeypatch: pytest.MonkeyPatch, cut: Any = whole, adds: bool = False) -> None:
+    def set_up(self, monkeypatch: pytest.MonkeyPatch, adds: bool = False) -> None:
         super().set_up(monkeypatch)
-        self.cut, self.operation = cut, "add" if adds else "copy"
+        self.operation = "add" if adds else "copy"
 
     def channel_of(self, job: Job, ways: Any, link: NodeLink) -> Any:
         memory: Any = (self.arena, self.events)
-        return make_ipc_channel(self.world, job, ways, memory, link, self.cut)
+        return make_ipc_channel(self.world, job, memory, link)
 
     def move(self, offset: int) -> None:
         """Bind the channel to new arrays, at addresses ``offset`` bytes beyond a multiple of 256."""
@@ -637,10 +637,6 @@ class Kind:
             types = LARGE if self.is_large and rng.random() < 0.4 else TYPES
             parts = rng.integers(1, 4)
             sent, received = (tuple(rng.choice(list(types), parts).tolist()) for _ in range(2))
-            if self.rig is IpcRig and way == "get":
-                sent = ("contiguous",) * parts
-            if self.rig is IpcRig and way == "put":
-                received = ("contiguous",) * parts
             wires.append(Wire(int(a), int(b), sent, received, way, tag))
         return wires
 
@@ -651,7 +647,7 @@ def staged(buffers: str, hosts: str = "none") -> Kind:
 
 
 RECORDED = {
-    "ipc": Kind(IpcRig, ("staging", "staging", "put", "get")),
+    "ipc": Kind(IpcRig),
     "copy engine": Kind(CopyRig, ("put", "get")),
 }
 STAGED = {
@@ -665,10 +661,7 @@ STAGED = {
 }
 CHANNELS = {
     **RECORDED,
-    "ipc in fragments": Kind(
-        IpcRig, is_large=True, most=3, options={"cut": cutter(FRAGMENT_BYTES)}
-    ),
-    "ipc, adding": Kind(IpcRig, options={"adds": True, "cut": cutter(FRAGMENT_BYTES)}),
+    "ipc, adding": Kind(IpcRig, options={"adds": True}),
     **STAGED,
     "process_vm": Kind(PathRig, options={"path": "scatter_gather/process_vm"}),
     "nccl": Kind(PathRig, needs_all=True, options={"path": "nccl", "nodes": True, "gpus": True}),

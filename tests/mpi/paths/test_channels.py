@@ -17,19 +17,15 @@ from mpi4py import MPI
 
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, HaloxError, StateError
-from halox.paths.base import Job
 from halox.paths.buffers import RequestBuffers
-from halox.paths.ipc import contiguous_places, one_way_cutter
-from halox.paths.messages import Message, Part, fuse
+from halox.paths.messages import Part, fuse
 from halox.runtime.world import World
-from tests.fakes.fake_gpu import FakeArena, Work, waits
+from tests.fakes.fake_gpu import Work, waits
 from tests.mpi.conftest import agree, on_first
 from tests.mpi.limits import short_waits
 from tests.mpi.paths.channels import (
     CHANNELS,
-    ELEMENTS,
     RECORDED,
-    TYPES,
     Wire,
     chain,
     mixed,
@@ -77,9 +73,8 @@ def test_random_messages(name: str, number: int, rig: Make, comm: MPI.Intracomm)
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(("ipc", way) for way in ("staging", "put", "get")),
         *(("copy engine", way) for way in ("put", "get")),
-        *((name, "staging") for name in ("staged/shared", "host/shared", "process_vm")),
+        *((name, "staging") for name in ("ipc", "staged/shared", "host/shared", "process_vm")),
     ],
 )
 def test_in_one_direction_and_in_both(
@@ -93,18 +88,11 @@ def test_in_one_direction_and_in_both(
     assert made.is_right()
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        *((name, "mixed" if name == "copy engine" else "staging") for name in CHANNELS),
-        *(("ipc", way) for way in ("put", "get")),
-    ],
-)
-def test_two_plans_are_finished_in_any_order(
-    name: str, way: str, rig: Make, comm: MPI.Intracomm
-) -> None:
+@pytest.mark.parametrize("name", CHANNELS)
+def test_two_plans_are_finished_in_any_order(name: str, rig: Make, comm: MPI.Intracomm) -> None:
     """Ranks finish two plans in different orders: a rank that waits in one plan also progresses the other plan."""
-    first = rig(name, mixed(comm.size) if way == "mixed" else ring(way, comm.size))
+    is_mixed = name == "copy engine"
+    first = rig(name, mixed(comm.size) if is_mixed else ring("staging", comm.size))
     second = first.twin()
     plans = [(first, 0), (second, 50)]
     for made, _ in plans:
@@ -201,13 +189,8 @@ def test_stages_overlap(name: str, rig: Make, comm: MPI.Intracomm) -> None:
 # The order of work on GPUs
 
 SHAPES = {
-    **{
-        f"ipc, {way}": ("ipc", lambda n, way=way: ring(way, n)) for way in ("staging", "put", "get")
-    },
-    **{
-        f"ipc, {way} one way": ("ipc", lambda n, way=way: chain(way, n))
-        for way in ("staging", "put", "get")
-    },
+    "ipc": ("ipc", lambda n: ring("staging", n)),
+    "ipc, one way": ("ipc", lambda n: chain("staging", n)),
     "copy engine, put": ("copy engine", lambda n: ring("put", n)),
     "copy engine, get one way": ("copy engine", lambda n: chain("get", n, "triangle", "columns")),
     "copy engine, mixed": ("copy engine", mixed),
@@ -338,8 +321,6 @@ def test_moved_to_other_arrays(name: str, rig: Make, comm: MPI.Intracomm) -> Non
             made.poison()
         made.step(epoch)
     assert made.is_right()
-    for way in ("put", "get"):
-        assert not rig("ipc", ring(way, comm.size)).channel.is_movable, "peers access the arrays"
 
 
 def test_captures_of_ipc_are_refused(rig: Make, comm: MPI.Intracomm) -> None:
@@ -355,30 +336,3 @@ def test_captures_of_ipc_are_refused(rig: Make, comm: MPI.Intracomm) -> None:
     made.gpu.capturing.clear()
     made.step(1)
     assert made.is_right()
-
-
-def test_contiguous_places() -> None:
-    """Peers access an array directly only if a message is contiguous in memory that they map."""
-    arena: Any = FakeArena(SimpleNamespace(rank=0))
-    inside, outside = arena.field(ELEMENTS), arena.field(ELEMENTS, foreign=True)
-
-    def places(array: Any, *types: Any) -> Any:
-        parts = tuple(Part(0, one) for one in types)
-        return contiguous_places(Message(0, "send", parts), [array], arena)
-
-    whole_field, end = TYPES["contiguous"], dt.indexed([5], [100], "f8")
-    found = places(inside, whole_field, end)
-    assert [p.offset for p in found] == [0, 800] and {p.segment[0] for p in found} == {"0"}
-    assert places(outside, whole_field) is None
-    assert places(inside, whole_field, TYPES["vector"]) is None
-    assert places(inside, dt.contiguous(ELEMENTS + 1, "f8")) is None
-
-
-def test_only_one_way_traffic_between_two_gpus_is_cut() -> None:
-    large = Part(0, dt.contiguous(1 << 20, "f8"))
-    there = tuple(Message(peer, "send", (large,)) for peer in (1, 2, 3))
-    back = (Message(3, "receive", (large,)),)
-    cut = one_way_cutter(Job([], there, back), sharers=(2,), fragment_bytes=1 << 20)
-    assert [len(cut(m)) for m in (*there, *back)] == [8, 1, 1, 1]
-    cut = one_way_cutter(Job([], there, back, "add"), sharers=())
-    assert len(cut(there[0])) == 1

@@ -67,7 +67,8 @@ def rig(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made = []
 
     def make(kind: type[RecordedRig]) -> RecordedRig:
-        made.append(kind(comm, monkeypatch, ring("put", comm.size)))
+        way = "staging" if kind is IpcRig else "put"
+        made.append(kind(comm, monkeypatch, ring(way, comm.size)))
         monkeypatch.setattr(pools, "SIDE_STREAMS", Pool(SideStream))
         return made[-1]
 

@@ -65,10 +65,10 @@ def test_the_choice_does_not_depend_on_the_order_of_options(
 
 def test_equal_times_are_decided_by_name() -> None:
     same = ProtocolCost(1.0, 0.0, (1.0, 1.0, 1.0, 1.0))
-    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/put": same}, "test")
-    options = [candidate("peer", "ll"), candidate("peer", "direct"), candidate("ipc", "put")]
+    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/staging": same}, "test")
+    options = [candidate("peer", "ll"), candidate("peer", "direct"), candidate("ipc", "staging")]
     for order in itertools.permutations(options):
-        assert costs.best(order, 100, 8) == candidate("ipc", "put")
+        assert costs.best(order, 100, 8) == candidate("ipc", "staging")
 
 
 @given(runs)
@@ -126,7 +126,7 @@ def test_ways_without_a_model() -> None:
 def test_updated_tables() -> None:
     changed = COSTS.updated({"peer/ll": ProtocolCost(1.0, 0.0, (1.0, 2.0, 3.0, 4.0))}, "elsewhere")
     assert changed.predict("peer", "ll", 0, 8) == 1.0 and changed.origin == "elsewhere"
-    assert changed.protocols["ipc/put"] == COSTS.protocols["ipc/put"]
+    assert changed.protocols["ipc/staging"] == COSTS.protocols["ipc/staging"]
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,6 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
     }
     peer = plain | {name: value for name, value in said.items() if name in plain}
     paths: dict[str, Any] = {"peer": PeerInfo(**peer), "nccl": said.get("runs", (False,))}
-    if said.get("is_contiguous"):
-        paths["ipc"] = True
     nbytes, block = said.get("nbytes", 2048), said.get("block_bytes", 8)
     return EndpointInfo(said.get("node", 0), "gpu", block, (), rank, nbytes, paths)
 
@@ -175,12 +173,7 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str]]] = {
     "the sender's array cannot be mapped": ({"sender": {"places": None}}, ALL),
     "the sender's type is irregular": ({"sender": {"layouts": None}}, LL),
     "the receiver's type is irregular": ({"receiver": {"layouts": None}}, LL),
-    "what arrives is added": (
-        {"operation": "add", "sender": {"is_contiguous": True}},
-        LL,
-    ),
-    "the receiver is contiguous": ({"receiver": {"is_contiguous": True}}, ALL | {"ipc/put"}),
-    "the sender is contiguous": ({"sender": {"is_contiguous": True}}, ALL | {"ipc/get"}),
+    "what arrives is added": ({"operation": "add"}, LL),
     "both share a GPU": ({"topology": {"gpus": (1, 1)}}, STAGING - {"peer/staging"}),
     "another rank shares the receiver's GPU": (
         {"topology": {"gpus": (1, 2, 2), "nodes": (0, 0, 0)}},
@@ -277,7 +270,7 @@ def test_both_ends_choose_alike(name: str) -> None:
 def test_wishes(name: str) -> None:
     """The requested path is chosen, or the error names the possible protocols."""
     ends, possible = situation(name), POSSIBLE[name][1]
-    for requested in ("peer", *PEER, "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"):
+    for requested in ("peer", *PEER, "ipc", "staged", "cuda_aware", "host"):
         fitting = {way for way in possible if requested in (way, way.partition("/")[0])}
 
         def choose(requested: str = requested) -> Route:
