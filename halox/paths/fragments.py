@@ -36,8 +36,7 @@ Cutter: TypeAlias = Callable[[Message], tuple[int, ...]]
 def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
     """Return the end offsets of a packed message's fragments: at most 32, the last one equal to ``nbytes``.
 
-    A message shorter than twice ``fragment_bytes`` stays whole. ``fragment_bytes`` is the same at both ends, by default
-    `FRAGMENT_BYTES`; 0 means no fragments.
+    A message shorter than twice ``fragment_bytes``, by default `FRAGMENT_BYTES`, stays whole.
 
     Examples
     --------
@@ -46,7 +45,7 @@ def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
     """
     if fragment_bytes is None:
         fragment_bytes = FRAGMENT_BYTES
-    count = min(nbytes // fragment_bytes, MOST_FRAGMENTS) if fragment_bytes else 1
+    count = min(nbytes // fragment_bytes, MOST_FRAGMENTS)
     if count <= 1:
         return (nbytes,)
     size = -(-nbytes // (count * _GRANULE)) * _GRANULE

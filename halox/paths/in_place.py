@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 
 from halox.paths.base import Channel
 from halox.paths.node import NodeLink
@@ -60,33 +59,18 @@ class InPlaceChannel(Channel):
     def finish(self) -> None:
         """Copy the neighbours' cells, and wait until the neighbours have also read this rank's cells."""
         epoch = self._epoch
-        if STARTED_STEPS and not self._is_alone():
-            self._finish_helping(epoch)
-            return
-        self._ready.wait(epoch)
-        self._move()
-        self._read.signal(epoch)
-        self._read.wait(epoch)
-
-    def _is_alone(self) -> bool:
-        """Remove this exchange from `STARTED_STEPS`; return whether it was the only one and nobody has copied yet."""
         was_started = STARTED_STEPS.pop(self, None) is not None
-        if not was_started:
-            self._to_copy.append(self._epoch)
-        elif not STARTED_STEPS:
-            with suppress(IndexError):
-                self._to_copy.pop()
-                return True
-        return False
-
-    def _finish_helping(self, epoch: int) -> None:
-        """Finish while other exchanges are under way, or when the copy may already be made."""
         self._ready.wait(epoch)
-        self._copy()
-        self._world.waiter().until(
-            lambda: self._copied == epoch,
-            lambda: f"rank {self._world.rank} has waited for another thread to copy",
-        )
+        if not was_started:
+            self._move()
+            self._read.signal(epoch)
+        else:
+            self._copy()
+            if self._copied < epoch:
+                self._world.waiter().until(
+                    lambda: self._copied == epoch,
+                    lambda: f"rank {self._world.rank} has waited for another thread to copy",
+                )
         self._read.wait(epoch)
 
     def _help(self) -> None:

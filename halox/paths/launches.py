@@ -106,24 +106,13 @@ class MovableChannel(Channel):
             launches.bind(view)
 
 
-def items_of(messages: Sequence[Message], addresses: Sequence[Iterable[int]]) -> list[Item]:
-    """Pair each part of some messages with the address of its packed bytes."""
-    return [
-        (part, address)
-        for message, of_parts in zip(messages, addresses, strict=True)
-        for part, address in zip(message.parts, of_parts, strict=True)
-    ]
-
-
 def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Item]:
     """Pair each part of some messages with its address in the packed messages, which begin at ``starts``."""
-    return items_of(
-        messages,
-        [
-            [start + offset for offset in message.offsets]
-            for message, start in zip(messages, starts, strict=True)
-        ],
-    )
+    return [
+        (part, start + offset)
+        for message, start in zip(messages, starts, strict=True)
+        for part, offset in zip(message.parts, message.offsets, strict=True)
+    ]
 
 
 def packing(

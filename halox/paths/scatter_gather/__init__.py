@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from halox.paths.base import (
@@ -26,7 +25,7 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.messages import Message, Part, run_count
+from halox.paths.messages import Message
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
@@ -52,9 +51,6 @@ ROW_BYTES = 128
 """Smallest blocks on GPUs, in bytes, for which copy engines are preferred if multiprocessors should stay free: a copy
 engine takes at least as long for each row of a box as for a few hundred bytes."""
 
-MOST_COPIES = 1000
-"""Largest number of driver calls for an end of a message, for the same preference; each takes a microsecond or more."""
-
 
 class Survey(NamedTuple):
     """Memory of ranks that the kernel can access, and network adapters of ranks; None if all are on one node."""
@@ -67,9 +63,7 @@ class GpuMemory(NamedTuple):
     """Description of a message's arrays on a GPU."""
 
     is_mapped: bool  # in memory that peers can map
-    # Why the rank's adapter cannot register it; None if it can, "" without an adapter.
-    why_not_registered: str | None
-    copies: int = 0  # of the driver, if each part were packed by itself
+    is_strided: bool  # few calls of the driver copy it
 
 
 def survey_of(context: Context) -> Survey:
@@ -78,37 +72,12 @@ def survey_of(context: Context) -> Survey:
     return result
 
 
-def _why_not_registered(context: Context) -> str | None:
-    """Return why this rank's adapter cannot register its GPU's memory; None if it can, "" without adapter; local."""
-    adapters = survey_of(context).adapters
-    if adapters is None or adapters.own is None or context.device is None:
-        return ""
-    from halox.paths.scatter_gather.mlx5.gpu import why_not_registered
-
-    return why_not_registered(adapters.own, context.device)
-
-
 def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
     from halox.paths.scatter_gather.mlx5.channel import make_keys
 
     adapters = survey_of(context).adapters
     assert adapters is not None and adapters.own is not None
     return make_keys(context.world, adapters.own)
-
-
-def _copies(part: Part) -> int:
-    """Return the number of boxes of a part, and of blocks in none, if it is packed by itself."""
-    strided = part.strided
-    if strided is None:
-        return run_count(part.datatype, part.count)
-    counts, strides = strided.counts, strided.strides
-    if (
-        not counts or strides[-1] < strided.block_bytes
-    ):  # backwards, as across a fold: no rows of a box
-        return strided.n_blocks
-    pitch, rows = strides[-1], counts[-1]
-    has_slices = len(counts) > 1 and strides[-2] % pitch == 0 and strides[-2] >= rows * pitch
-    return prod(counts[:-2] if has_slices else counts[:-1])
 
 
 class ScatterGatherPath(Path):
@@ -146,15 +115,12 @@ class ScatterGatherPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> GpuMemory | None:
-        """Return whether peers can map the message's arrays, and whether the adapter can register them."""
+        """Return whether peers can map the message's arrays, and whether the message is strided."""
         arena = context.device_arena
         if arena is None:
             return None
-        return GpuMemory(
-            not relocatable and self._is_mapped(message, arrays, arena),
-            context.once(_why_not_registered),
-            sum(map(_copies, message.parts)),
-        )
+        is_mapped = not relocatable and self._is_mapped(message, arrays, arena)
+        return GpuMemory(is_mapped, message.is_strided)
 
     @staticmethod
     def _is_mapped(message: Message, arrays: Sequence[Described], arena: DeviceArena) -> bool:
@@ -194,15 +160,11 @@ class ScatterGatherPath(Path):
         return [self.candidate(PROCESS_VM, why, preferred=is_long)]
 
     def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the adapters; for arrays on GPUs only if the adapters can register them."""
+        """Offer the adapters; whether they can register an array on a GPU shows when the channel is made."""
         result: Survey | None = ends.selection.surveys.get(self.name)
         adapters = None if result is None else result.adapters
         a, b = ends.sender.rank, ends.receiver.rank
         why = "their adapters are not known" if adapters is None else adapters.why_not(a, b)
-        for end in (ends.sender, ends.receiver):
-            memory: GpuMemory | None = end.paths.get(self.name)
-            if why is None and memory is not None and memory.why_not_registered is not None:
-                why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
             return (
                 f"ranks {a} and {b} are on different nodes, where mlx5_umr alone works, and {why}"
@@ -224,7 +186,7 @@ class ScatterGatherPath(Path):
         preferred = (
             ends.selection.leave_sms
             and ends.block_bytes >= ROW_BYTES
-            and all(end is None or end.copies <= MOST_COPIES for end in (sender, receiver))
+            and all(end is None or end.is_strided for end in (sender, receiver))
         )
         return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 

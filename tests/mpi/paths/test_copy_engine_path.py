@@ -140,20 +140,6 @@ def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracom
         assert agree(bool((u.values[0] == low).all() and (u.values[-1] == high).all()), comm)
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(("n", "path"), [(16, "scatter_gather"), (1100, "ipc")])
-def test_rows_that_a_fold_reverses(n: int, path: str, machine: Any, comm: MPI.Intracomm) -> None:
-    """Each row across a fold is a copy; with leave_sms kernels move more than a thousand of them."""
-    fold = {(1, "high"): halox.Connection(flip=0)}
-    options: Any = {"connect": fold, "device": "gpu", "corners": False, "leave_sms": True}
-    shape, procs = (n * comm.size, 4, 16), (comm.size, 1, 1)
-    with halox.Grid(
-        shape, periodic=(True, False, False), proc_shape=procs, comm=comm.Dup(), **options
-    ) as grid:
-        rows = grid.plan(grid.zeros("f8")).explain().rows
-        assert {row.path for row in rows if row.peer != comm.rank} == {path}
-
-
 def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:
     options: Any = {"comm": comm, "device": "gpu"}
     with pytest.raises(MismatchError, match="leave_sms"):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from halox.errors import DeviceError
 from halox.paths.scatter_gather.mlx5.keys import Memory
 from halox.runtime.arrays import Described, span
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.dmabuf import exported, flush_writes
+from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.gpu.streams import CallStreams
-from halox.runtime.mlx5 import Adapter
-
-_TRIED_BYTES = 1 << 16
 
 
 class GpuArrays:
@@ -50,18 +46,3 @@ class GpuArrays:
     def end(self) -> None:
         """Make received data visible to later work."""
         flush_writes(self._arena.device)
-
-
-def why_not_registered(adapter: Adapter, device: int) -> str | None:
-    """Return why an adapter cannot register memory of a GPU, None if it can; registers some memory as a test."""
-    with cupy().cuda.Device(device):
-        try:
-            memory = cupy().cuda.Memory(_TRIED_BYTES)
-            with exported(int(memory.ptr), _TRIED_BYTES, device) as dmabuf:
-                offset = int(memory.ptr) - dmabuf.address
-                adapter.register_dmabuf(dmabuf.descriptor, _TRIED_BYTES, offset).close()
-        except (DeviceError, MemoryError, RuntimeError) as error:  # CuPy raises all of them
-            return f"its GPU's memory cannot be exported as a dmabuf: {error}"
-        except adapter.verbs.PyverbsError as error:
-            return f"its adapter {adapter.name} does not register a dmabuf of its GPU: {error}"
-    return None
