@@ -123,11 +123,6 @@ def read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
 
 
-def send_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the nccl path send contiguous parts of any length without packing them."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
-
-
 def fill_shared_memory(monkeypatch: pytest.MonkeyPatch, above: int = 0) -> None:
     """Let the allocation of more bytes of shared memory fail, as on a node without free shared memory."""
     from halox.runtime import shared_memory

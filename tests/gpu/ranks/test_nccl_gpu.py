@@ -1,4 +1,4 @@
-"""The path by NCCL with one GPU per rank: contiguous messages, components in any order, reductions.
+"""The path by NCCL with one GPU per rank: one-way messages, components in any order, reductions.
 
 The other modules of this folder test NCCL together with the other paths of `tests.gpu.ranks.paths`.
 """
@@ -8,17 +8,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
-from halox import Exchange, Recv, Send
-from halox import datatypes as dt
 from halox.errors import MismatchError
 from halox.runtime.nccl_ranks import why_no_nccl
 from tests.gpu.ranks.paths import NCCL, along
-from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way, fill, wrong_cells
 from tests.support import require
@@ -102,67 +98,10 @@ def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
             assert agree(right and bool((v == numbers * 1j + step).all()), comm), step
 
 
-@pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
-def test_contiguous_ends(
-    form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sender and receiver decide separately whether to pack; by call, by start and finish, and in a graph."""
-    send_parts(monkeypatch)
-    n = 300
-    run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
-    out = run if form in ("both", "sender") else column
-    into = run if form in ("both", "receiver") else column
-    source, target = cupy.zeros((n, 5)), cupy.zeros((n, 5))
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sends, receives = [Send(source, out, right)], [Recv(target, into, left)]
-
-    def check(step: int) -> None:
-        values = np.arange(5 * n).reshape(n, 5) + 1e4 * left + step
-        sent = values.ravel()[:n] if out is run else values[:, 0]
-        wanted = np.full((n, 5), -1.0)
-        if into is run:
-            wanted.ravel()[:n] = sent
-        else:
-            wanted[:, 0] = sent
-        assert agree(np.array_equal(target.get(), wanted), comm), (form, step)
-
-    def fill(step: int) -> None:
-        source[...] = cupy.arange(5 * n).reshape(n, 5) + 1e4 * comm.rank + step
-        target[...] = -1
-
-    with (
-        Exchange(sends, receives, comm=comm, path="nccl") as exchange,
-        cupy.cuda.Stream(non_blocking=True) as stream,
-    ):
-        found = {f"{row.path}/{row.protocol}" for row in exchange.explain().rows}
-        assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
-        fill(1)
-        exchange()
-        stream.synchronize()
-        check(1)
-        fill(2)
-        exchange.start()
-        exchange.finish()
-        stream.synchronize()
-        check(2)
-        stream.begin_capture()
-        exchange()
-        graph = stream.end_capture()
-        for step in (3, 4):
-            fill(step)
-            graph.launch(stream)
-            stream.synchronize()
-            check(step)
-
-
 @pytest.mark.parametrize("form", ["stream", "graph"])
-@pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
-def test_plans_in_another_order(
-    path: str, form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_in_another_order(form: str, apart: None, comm: MPI.Intracomm) -> None:
     """Odd ranks exchange two equal fields in a different order than even ranks: an error, and no silent mix-up."""
-    send_parts(monkeypatch)
-    planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": path}
+    planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": "nccl"}
     shape = (8 * comm.size, 64, 64)
     with (
         warnings.catch_warnings(record=True),

@@ -14,16 +14,14 @@ from mpi4py import MPI
 
 import halox
 from halox import Exchange, Recv, Send
-from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime import nccl_ranks
-from halox.runtime.nccl_ranks import NcclRanks, nccl_of
+from halox.runtime.nccl_ranks import nccl_of
 from halox.runtime.world import World
 from tests.fakes.cpu_kernels import aligned
 from tests.fakes.fake_cupy import Array, Machine
 from tests.fakes.fake_nccl import FakeNccl, machine_with_nccl
 from tests.fakes.host_launches import host_launches
-from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import becomes, require
@@ -111,7 +109,7 @@ def test_exchange(gpu: tuple[Machine, FakeNccl], nodes: str, comm: MPI.Intracomm
             grid.exchange(u)
             assert agree(u.values.tobytes() == wanted.tobytes(), comm), (dtype, axis)
             found = paths_of(grid.explain(u))
-            assert agree(bool(found) and found <= {"nccl/packed", "nccl/parts"}, comm), found
+            assert agree(bool(found) and found <= {"nccl/packed"}, comm), found
 
 
 def _records(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -198,53 +196,18 @@ def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
 
 
 @apart
-@pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
-def test_contiguous_messages_are_not_packed(
-    form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each end decides separately whether it packs its part."""
-    send_parts(monkeypatch)
-    run, column = dt.contiguous(12, "f8"), dt.vector(12, 1, 5, "f8")
-    out = run if form in ("both", "sender") else column
-    into = run if form in ("both", "receiver") else column
-    source, target = array((12, 5)), array((12, 5))
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    with Exchange([Send(source, out, right)], [Recv(target, into, left)], comm=comm) as exchange:
-        for step in range(2):
-            source.values[...] = np.arange(60).reshape(12, 5) + 100 * comm.rank + step
-            target.values[...] = -1
-            exchange()
-            values = np.arange(60).reshape(12, 5) + 100 * left + step
-            sent = values.ravel()[:12] if out is run else values[:, 0]
-            wanted = np.full((12, 5), -1.0)
-            if into is run:
-                wanted.ravel()[:12] = sent
-            else:
-                wanted[:, 0] = sent
-            assert agree(np.array_equal(target.values, wanted), comm), step
-        found = paths_of(exchange.explain())
-        assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
-
-
-@apart
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
 def test_plans_in_another_order(
-    path: str,
-    gpu: tuple[Machine, FakeNccl],
-    comm: MPI.Intracomm,
-    monkeypatch: pytest.MonkeyPatch,
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL matches messages of one length, also of different plans; the next call raises, on all ranks."""
-    send_parts(monkeypatch)
     monkeypatch.setenv("HALOX_TIMEOUT", "0")  # no thread watches between the calls
     planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
     with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
         fields = [array(grid.padded_shape) for _ in range(3)]
-        first, second, third = plans = [grid.plan(u, path=path) for u in fields]
+        first, second, third = plans = [grid.plan(u, path="nccl") for u in fields]
         for plan in (*plans, second, first):
             plan()
-        assert paths_of(first.explain()) == {path}
         for plan in (first, second) if comm.rank == 0 else (second, first):
             plan()
         for late, number in ((first, 2), (third, 2)):
@@ -345,30 +308,6 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
     comm.Barrier()
     nccl.is_stuck = False
     check_next_grid(comm)
-
-
-@apart
-def test_a_stall_where_nothing_is_packed(
-    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stall is also detected for another array, with a separate launch for the copies within the rank."""
-    send_parts(monkeypatch)
-    _, nccl = gpu
-    with (
-        pytest.raises(ExchangeTimeoutError, match="HALOX_TIMEOUT"),
-        box(comm, halo=(1, 1, 0), proc_shape=(comm.size, 1, 1)) as grid,
-    ):
-        fields = [array(grid.padded_shape) for _ in range(2)]
-        for u in fields:
-            grid.exchange(u)
-        assert "nccl/parts" in paths_of(grid.explain(fields[0]))
-        nccl.is_stuck = True
-        for one in grid._world.ranks.resources.values():
-            for watch in one._watched if isinstance(one, NcclRanks) else ():
-                watch.limit_s = 1.0
-        grid.exchange(fields[1])
-        assert becomes(lambda: nccl.aborted)
-        grid.exchange(fields[0])
 
 
 @apart

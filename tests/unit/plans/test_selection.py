@@ -135,7 +135,7 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
         "layouts": (FACE,),
     }
     peer = plain | {name: value for name, value in said.items() if name in plain}
-    paths: dict[str, Any] = {"peer": PeerInfo(**peer), "nccl": said.get("runs", (False,))}
+    paths: dict[str, Any] = {"peer": PeerInfo(**peer)}
     nbytes, block = said.get("nbytes", 2048), said.get("block_bytes", 8)
     return EndpointInfo(said.get("node", 0), "gpu", block, (), rank, nbytes, paths)
 
@@ -155,12 +155,6 @@ LL = STAGING | {"peer/ll"}
 ALL = PEER | STAGING
 TWO_NODES: dict[str, Any] = {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}}
 NCCL: dict[str, Any] = TWO_NODES | {"surveys": {"nccl": None}}
-
-
-def between_nodes(runs: tuple[Any, Any], nbytes: int) -> dict[str, Any]:
-    """Return two ends on nodes with NCCL; ``runs`` says which of their parts are contiguous."""
-    sender, receiver = ({"runs": each, "nbytes": nbytes} for each in runs)
-    return NCCL | {"sender": sender, "receiver": receiver | {"node": 1}}
 
 
 # For each situation: endpoints, GPUs and operation; the possible protocols.
@@ -200,22 +194,6 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str]]] = {
     "other nodes, and another NCCL": (
         TWO_NODES | {"surveys": {"nccl": "rank 1 has another"}},
         {"staged/mpi"},
-    ),
-    "NCCL, contiguous at either end": (
-        between_nodes(((True,), (False,)), 1 << 20),
-        {"staged/mpi", "nccl/packed", "nccl/parts"},
-    ),
-    "NCCL, short parts": (
-        between_nodes(((True, True), (False, True)), 2048),
-        {"staged/mpi", "nccl/packed"},
-    ),
-    "NCCL, long parts": (
-        between_nodes(((True, False), (False, True)), 1 << 21),
-        {"staged/mpi", "nccl/packed", "nccl/parts"},
-    ),
-    "NCCL, parts that are strided at both ends": (
-        between_nodes(((True, False), (True, False)), 1 << 21),
-        {"staged/mpi", "nccl/packed"},
     ),
     "nobody knows the GPUs": ({"topology": None}, {"staged/shared"}),
 }
