@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import setitem
 
@@ -20,10 +20,6 @@ Bytes = npt.NDArray[np.uint8]
 
 Call = Callable[[], object]
 """A prepared copy."""
-
-# Largest index that is cached between calls, in entries (32 MiB); each call builds a longer index piece by piece.
-_CACHED_INDEX = 1 << 22
-
 
 Copier = Callable[[Bytes, Bytes, bool], Call]
 """Function of memory, packed bytes and a flag. It returns a call that packs memory, or with True unpacks to memory.
@@ -77,79 +73,36 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
         target[:] = source
 
 
-def gathered(index: Index, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-    """Return a call that copies short blocks at any displacements, as words or equal blocks, through an index."""
-    step, size = index.step, index.itemsize
-    if size > step:  # a block may begin at any word: view overlapping elements, one word apart
-        places = (memory.size - size) // step + 1
-        blocks = np.ndarray((places,), f"V{size}", memory.data, strides=(step,))
-        return partial(
-            _unpack_parts if unpack else _pack_blocks, blocks, index, packed.view(blocks.dtype)
-        )
-    whole = memory[: memory.size // step * step]
-    words = whole.view(f"u{step}")
-    if not words.flags.aligned:
-        # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
-        words = whole.view(f"V{step}")
-    buffer, cached = packed.view(words.dtype), index.cached()
-    if cached is None:
-        return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
+def gathered(
+    index: Callable[[], Int64Array],
+    itemsize: int,
+    step: int,
+    memory: Bytes,
+    packed: Bytes,
+    unpack: bool,
+) -> Call:
+    """Return a call that copies short blocks at any displacements, as words or equal blocks, through an index.
+
+    ``index`` returns each element's place in memory, in units of ``step`` bytes; elements have ``itemsize`` bytes.
+    """
+    places = index()
+    if itemsize > step:  # a block may begin at any word: view overlapping elements, one word apart
+        count = (memory.size - itemsize) // step + 1
+        words = np.ndarray((count,), f"V{itemsize}", memory.data, strides=(step,))
+    else:
+        whole = memory[: memory.size // step * step]
+        words = whole.view(f"u{step}")
+        if not words.flags.aligned:
+            # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
+            words = whole.view(f"V{step}")
+    buffer = packed.view(words.dtype)
     if unpack:
-        return partial(setitem, words, cached, buffer)
+        return partial(setitem, words, places, buffer)
+    if itemsize > step:
+        return partial(_pack_blocks, words, places, buffer)
     # Indices are in range by construction; "clip" avoids NumPy's buffered copy for checks.
-    return partial(words.take, cached, None, buffer, "clip")
+    return partial(words.take, places, None, buffer, "clip")
 
 
-def _pack_blocks(blocks: Array, index: Index, target: Array) -> None:
-    for part, places in index.parts():
-        target[part] = blocks[places]  # `take` would first copy all of an array with overlaps
-
-
-def _pack_parts(words: Array, index: Index, target: Array) -> None:
-    for part, places in index.parts():
-        words.take(places, None, target[part], "clip")
-
-
-def _unpack_parts(words: Array, index: Index, source: Array) -> None:
-    for part, places in index.parts():
-        words[places] = source[part]
-
-
-class Index:
-    """Places of a block list's elements, in order, in units of ``step`` bytes."""
-
-    def __init__(self, blocks: BlockList, itemsize: int, step: int) -> None:
-        self._stops = np.cumsum(blocks.lengths // itemsize)
-        self._begins = self._stops - blocks.lengths // itemsize
-        self._starts = blocks.offsets // step
-        self.itemsize, self.step = itemsize, step
-        self._stride = itemsize // step
-        self._total = int(self._stops[-1]) if self._stops.size else 0
-        self._cached: Int64Array | None = None
-
-    def cached(self) -> Int64Array | None:
-        """Return all places, which the first call computes and caches; None if there are too many."""
-        if self._cached is None and self._total <= _CACHED_INDEX:
-            self._cached = self._between(0, self._total)
-        return self._cached
-
-    def parts(self) -> Iterator[tuple[slice, Int64Array]]:
-        """Yield slices of the packed elements, each with the places of its elements in memory."""
-        cached, total = self.cached(), self._total
-        if cached is not None:
-            yield slice(0, total), cached
-            return
-        for begin in range(0, total, _CACHED_INDEX):
-            stop = min(begin + _CACHED_INDEX, total)
-            yield slice(begin, stop), self._between(begin, stop)
-
-    def _between(self, begin: int, stop: int) -> Int64Array:
-        blocks = slice(
-            int(np.searchsorted(self._stops, begin, side="right")),
-            int(np.searchsorted(self._begins, stop, side="left")),
-        )
-        begins, stops = self._begins[blocks], self._stops[blocks]
-        counts = np.minimum(stops, stop) - np.maximum(begins, begin)
-        origin = np.repeat(self._starts[blocks] - begins * self._stride, counts)
-        places: Int64Array = origin + np.arange(begin, stop, dtype=np.int64) * self._stride
-        return places
+def _pack_blocks(blocks: Array, places: Int64Array, target: Array) -> None:
+    target[...] = blocks[places]  # `take` would first copy all of an array with overlaps

@@ -5,19 +5,19 @@ The choice does not depend on the array. It is made once for each datatype and c
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from math import gcd, prod
 
 import numpy as np
 
 from halox.datatypes import Datatype, Layout
 from halox.datatypes.boxes import contiguous_strides
+from halox.datatypes.layout import spread
 from halox.packing.blocking import SMALL_BYTES, tile_of
 from halox.packing.host_copiers import (
     Bytes,
     Call,
     Copier,
-    Index,
     Pair,
     gathered,
     places_of,
@@ -84,7 +84,10 @@ class HostLayout:
             return
         block = int(np.gcd.reduce(blocks.lengths))
         itemsize = block if block >= _BLOCK_WORDS * word else word
-        self._copier = partial(gathered, Index(blocks, itemsize, word))
+        index = partial(
+            spread, blocks.offsets // word, blocks.lengths // itemsize, itemsize // word
+        )
+        self._copier = partial(gathered, cache(index), itemsize, word)
         is_long = blocks.nbytes >= _MPI_BLOCK_BYTES * blocks.n_blocks
         self._uses_before_mpi = _FIRST_USES * (is_long and blocks.n_blocks >= MPI_BLOCKS)
 

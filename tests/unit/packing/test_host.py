@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halox.datatypes import (
     Datatype,
@@ -24,12 +22,10 @@ from halox.datatypes import (
     vector,
 )
 from halox.errors import DatatypeError, FieldError, HaloxError
-from halox.packing import host_copiers
 from halox.packing.host import HostPacker
 from halox.packing.pack import pack, unpack
-from tests.datatype_strategies import Recipe, build, recipes
 from tests.packers import displacements
-from tests.support import require, trials
+from tests.support import require
 
 GUARD = 16
 
@@ -141,28 +137,6 @@ def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) ->
             element = result[place].view(values.dtype) + value
         result[place] = element.astype(values.dtype).view(np.uint8)
     return result
-
-
-@settings(max_examples=trials(300))
-@given(recipe=recipes(), count=st.integers(0, 3))
-def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
-    made = build(recipe)
-    ends = [made.true_lb, made.true_ub, 0]
-    ends += [end + (count - 1) * made.extent for end in ends] if count else []
-    memory = np.random.default_rng(0).integers(0, 256, max(ends) - min(ends) + 1, np.uint8)
-    array = memory[-min(ends) :]
-    whole = pack(array, made, count)
-    kept = host_copiers._CACHED_INDEX
-    try:
-        host_copiers._CACHED_INDEX = 3
-        np.testing.assert_array_equal(pack(array, made, count), whole)
-        if not made.overlaps(count):
-            again = memory.copy()
-            unpack(whole[::-1].copy(), made, again[-min(ends) :], count)
-            back = pack(again[-min(ends) :], made, count)
-            np.testing.assert_array_equal(back, whole[::-1])
-    finally:
-        host_copiers._CACHED_INDEX = kept
 
 
 @pytest.mark.parametrize(
