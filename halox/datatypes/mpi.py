@@ -37,7 +37,7 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     ------
     DatatypeError
         If it is the null datatype, as after its ``Free``, or contains a type without a halox
-        equivalent (distributed arrays, Fortran's parametrised types without a NumPy equivalent).
+        equivalent (distributed arrays, pairs of MINLOC, types without a NumPy equivalent).
     MissingPackageError
         If mpi4py is not installed.
 
@@ -65,9 +65,7 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
 
 
 def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
-    if given.combiner == mpi.COMBINER_NAMED:
-        return _from_named(given, mpi)
-    if given.is_predefined:  # Fortran's parametrised kinds
+    if given.is_predefined:
         return _from_type_string(given)
     combiners = {getattr(mpi, key): key for key in vars(mpi) if key.startswith("COMBINER_")}
     combiner = combiners.get(given.combiner, f"combiner {given.combiner}")
@@ -124,22 +122,6 @@ _CONSTRUCTORS: dict[str, tuple[Callable[..., Datatype], tuple[str, ...]]] = {
 """Constructor of each MPI combiner, and mpi4py's names of its arguments; the old type is the last argument."""
 
 _COMBINERS = ("STRUCT", "RESIZED", *_CONSTRUCTORS)
-
-
-def _from_named(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
-    # The types of MINLOC and MAXLOC are structs, but MPI does not report them as structs.
-    pairs = {
-        "FLOAT_INT": ("f", "i"),
-        "DOUBLE_INT": ("d", "i"),
-        "LONG_INT": ("l", "i"),
-        "TWOINT": ("i", "i"),
-        "SHORT_INT": ("h", "i"),
-        "LONG_DOUBLE_INT": ("g", "i"),
-    }
-    for name, (value, index) in pairs.items():
-        if given == getattr(mpi, name):
-            return as_datatype(np.dtype([("value", value), ("index", index)], align=True))
-    return _from_type_string(given)
 
 
 def _from_type_string(given: MPI.Datatype) -> Datatype:

@@ -10,7 +10,6 @@ import pytest
 
 from halox.datatypes import (
     as_datatype,
-    contiguous,
     from_mpi,
     hindexed,
     hvector,
@@ -58,15 +57,6 @@ def test_predefined_types(name: str, dtype: str) -> None:
         assert name in FORTRAN
         return
     assert from_mpi(theirs) == primitive(dtype)
-
-
-def test_pair_types_are_structs() -> None:
-    pair = from_mpi(MPI.DOUBLE_INT)
-    assert (
-        (pair.size, pair.extent) == (12, 16) == (MPI.DOUBLE_INT.Get_size(), MPI.DOUBLE_INT.extent)
-    )
-    assert str(pair.signature) == "f8 x 1, i4 x 1"
-    assert from_mpi(MPI.TWOINT).strided == contiguous(2, "i4").strided
 
 
 def test_structured_dtype() -> None:
