@@ -96,10 +96,9 @@ def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 class _Probe(NamedTuple):
-    """PID of a rank, its namespace, and the address of its test memory: a token, then one byte per rank of the node."""
+    """PID of a rank, and the address of its test memory: a token, then one byte per rank of the node."""
 
     pid: int
-    namespace: int
     address: int
     token: bytes
 
@@ -120,10 +119,10 @@ def survey(world: World) -> Attachments:
     memory = np.zeros(_TOKEN_BYTES + len(ranks), np.uint8)
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
-    mine = _Probe(os.getpid(), _namespace(), memory.ctypes.data, token)
+    mine = _Probe(os.getpid(), memory.ctypes.data, token)
     probes: list[_Probe] = world.ranks.gather(mine, _SURVEYING, of_node=True)
     whys = (
-        _why_refused(world.rank, place, rank, mine, probe)
+        _why_refused(world.rank, place, rank, probe)
         for rank, probe in zip(ranks, probes, strict=True)
         if rank != world.rank
     )
@@ -135,18 +134,8 @@ def survey(world: World) -> Attachments:
     )
 
 
-def _namespace() -> int:
-    """Return the inode number of this process's PID namespace, 0 if it is unknown."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _why_refused(own: int, place: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
+def _why_refused(own: int, place: int, rank: int, probe: _Probe) -> str | None:
     """Return why this rank cannot read and write another rank's memory, None if it can."""
-    if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
-        return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
     token, mark = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
     their_token = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
     their_mark = np.array([[probe.address + _TOKEN_BYTES + place, 1]], np.uint64)

@@ -202,19 +202,6 @@ def test_a_process_that_is_not_the_rank(
     own.Free()
 
 
-def test_ranks_of_other_pid_namespaces(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks in different PID namespaces cannot use each other's numbers."""
-    monkeypatch.setattr(cross_memory, "_namespace", lambda: 1 + comm.rank % 2)
-    own = fresh(comm.Split(comm.rank // 2))
-    if own.size == 2:
-        x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
-        with pytest.raises(PathError):
-            ring(own, x, y, path=PATH)
-    own.Free()
-
-
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

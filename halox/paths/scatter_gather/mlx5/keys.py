@@ -27,29 +27,14 @@ LayoutKey = tuple[bytes, tuple[int, ...], int]
 """Digest of a block list, addresses of its arrays, and chunk size: the cache key of a list of keys."""
 
 
-MOST_LISTS = 256
-"""Largest number of cached lists that no plan uses."""
-
-
 class KeyPool:
-    """Keys of an adapter that are not in use; `Limits.pool` keys are made at a time, before they are needed."""
+    """Keys of an adapter that are not in use, made `Limits.pool` at a time, the first before they are needed."""
 
     def __init__(self, engine: Mlx5Engine) -> None:
         self._engine = engine
         self._free: list[MemoryKey] = []
         self._made = 0
-        self.refill()
-
-    @property
-    def free(self) -> int:
-        """Number of keys that can be allocated without making any."""
-        return len(self._free)
-
-    def refill(self) -> None:
-        """Make more keys if half of a batch, or more, has been taken; as many as the limit still allows."""
-        limits = self._engine.limits
-        if 2 * len(self._free) <= limits.pool:
-            self._make(limits.pool)
+        self._make(engine.limits.pool)
 
     def _make(self, number: int) -> None:
         for _ in range(min(number, self._engine.limits.keys - self._made)):
@@ -58,17 +43,14 @@ class KeyPool:
 
     def allocate(self, number: int) -> list[MemoryKey]:
         """Return keys; fewer than asked for only if there are no more."""
-        self._make(number - len(self._free))
+        missing = number - len(self._free)
+        if missing > 0:
+            self._make(max(missing, self._engine.limits.pool))
         taken, self._free = self._free[:number], self._free[number:]
         return taken
 
     def put_back(self, keys: Sequence[MemoryKey]) -> None:
         self._free += keys
-
-    def close(self) -> None:
-        for key in self._free:
-            self._engine.destroy_key(key)
-        self._free = []
 
 
 class Registrations:
@@ -159,10 +141,6 @@ class Keys:
                 self.engine.map(one, window)
         self._local[key] = key_list
         key_list.users += 1
-        if len(self._local) > MOST_LISTS:
-            unused = next((other for other in self._local.values() if not other.users), None)
-            if unused is not None:
-                self.drop(unused)
         return key_list
 
     def _allocate(self, number: int) -> list[MemoryKey]:
@@ -187,7 +165,6 @@ class Keys:
         key_list.users -= 1
         if not key_list.users and self._local.get(key_list.key) is not key_list:
             self._reclaim(key_list)
-        self.pool.refill()
 
     def drop(self, key_list: KeyList) -> None:
         """Forget a list, here and at the peers; its keys are free when no plan uses it."""
