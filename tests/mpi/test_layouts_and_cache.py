@@ -193,7 +193,8 @@ def test_a_changed_array_is_noticed(
     call(*fields)
     assert grid.domain.plans_made == 1, "the first one was found again"
     u.shape = (1, *grid.padded_shape)  # a component axis
-    call(*fields)
+    for _ in range(3):
+        call(*fields)
     u.dtype = "i8"
     u[...] = 1 << 60  # other bits than a sum of floats
     if operation == "accumulate":

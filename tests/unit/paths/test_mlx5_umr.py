@@ -135,6 +135,22 @@ def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(
     assert tail[0] == tail[-1] == 0x5A
 
 
+def test_memory_of_a_new_owner_is_registered_anew(wire: Any) -> None:
+    """An object at the address of a freed one: the old registration may refer to pages that are gone."""
+    (sent, received, wanted), pair, lists = filled((VECTOR, VECTOR)), Pair(), []
+    ends = [blocks_of(VECTOR)] * 2
+    for owner in (sent, received):
+        memory = memory_of(received.bytes, received.origin)._replace(owner=owner)
+        found = Link(pair, ends, [[memory_of(sent.bytes, sent.origin)], [memory]])
+        received.bytes[:] = 0xFF
+        found.move()
+        np.testing.assert_array_equal(received.bytes, wanted)
+        found.release()
+        lists.append(found.lists)
+    assert lists[0][0] is lists[1][0]
+    assert lists[0][1].registrations != lists[1][1].registrations
+
+
 def test_a_failed_write_names_the_peer(wire: Any) -> None:
     """The receiver's memory is no longer registered; later transfers fail, too."""
     sent, received, _ = filled((VECTOR, VECTOR))
