@@ -63,7 +63,7 @@ def test_d(): pytest.skip('no GPU')
         ),
     ],
 )
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 def test_a_run_without_a_passing_test_has_failed(
     sources: list[str], options: str, expected: list[str], tmp_path: Path
 ) -> None:
