@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import runpy
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from mpi4py import MPI
 import halox
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
-from tests.support import full
+from tests.support import FULL, full
 from tests.unit.apps import test_fft_examples, test_jacobi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -38,6 +39,7 @@ SHORT = {
     "convolution": ["--cells", "17", "12"],
     "pic": ["--cells", "32", "--across", "1", "--time", "30"],
 }
+DRAWN = "heat"
 LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7, "pic": 0.02}
 """Errors of a scheme of first order, of a truncated series, and of a rate fitted to few periods."""
 
@@ -61,13 +63,13 @@ def run(name: str, *words: str) -> float:
 @pytest.mark.part(2)
 def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
     picture, words = comm.bcast(tmp_path / "picture.png"), []
-    if importlib.util.find_spec("matplotlib"):
+    # Matplotlib takes longer than most examples: outside the whole matrix one of them draws.
+    if importlib.util.find_spec("matplotlib") and (name == DRAWN or FULL in os.environ):
         words = ["--png", str(picture)]
     errors = comm.allgather(run(name, *words))
     assert len(set(errors)) == 1 and errors[0] < LARGEST.get(name, 1e-13)
-    if not words:
-        pytest.skip("right, but matplotlib, which draws the picture, is not installed")
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    if words:
+        assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.usually(4)

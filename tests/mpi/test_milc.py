@@ -24,7 +24,7 @@ from tests.support import full, milc_data
 
 pytestmark = pytest.mark.usually(2)
 
-SHAPE = (12, 6, 8, 8)
+SHAPE = (12, 6, 6, 6)
 """Sites along t, z, y and x; 1 to 4, 6 and 8 ranks can divide them with three sites or more per rank."""
 
 WHOLE = tuple(slice(0, n) for n in SHAPE)
@@ -359,14 +359,9 @@ class TestSampleOfMilc:
 CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "truncated sites": lambda b: b[:-1000],
     "another format": lambda b: b"P6 8 8\n" + b,
-    "truncated text": lambda b: b[: b.index(b"<?xml") + 200],
-    "another lattice": lambda b: b.replace(b"8 8 6 12 ", b"8 8 12 6 "),
+    "another lattice": lambda b: b.replace(b"6 6 6 12 ", b"6 6 12 6 "),
     "another site type": lambda b: b,
     "unknown precision": lambda b: b.replace(b"<precision>D", b"<precision>H"),
-    "another length": lambda b: b.replace(b"<precision>D", b"<precision>F").replace(
-        b"144<", b" 72<"
-    ),
-    "no sites": lambda b: b.replace(b"scidac-binary-data", b"scidac-binary-fata"),
     "a wrong bit": lambda b: b[:200000] + bytes([b[200000] ^ 1]) + b[200001:],
 }
 
@@ -443,16 +438,16 @@ class TestFiles:
 class TestApp:
     @pytest.mark.parametrize(
         ("precision", "naive"),
-        [("single", True), ("mixed", False), *full(("double", False), ("mixed", True))],
+        [("mixed", False), *full(("single", True), ("double", False), ("mixed", True))],
     )
     def test_figures(self, precision: str, naive: bool, comm: MPI.Intracomm) -> None:
-        words = ["--lattice", "8", "8", "6", "12", "--precision", precision, "--gauge", "unit"]
+        words = ["--lattice", "6", "6", "6", "12", "--precision", precision, "--gauge", "unit"]
         words += ["--naive"] * naive
         found = benchmark.run_benchmark(settings(*words), comm, lambda *_: None)
         assert (found is not None) == (comm.rank == 0)
         ok = found is None or (
             found["verified"] is True
-            and found["lattice"] == [8, 8, 6, 12]
+            and found["lattice"] == [6, 6, 6, 12]
             and found["ranks"] == np.prod(found["process_grid"]) == comm.size
             and found["operator"] == ("naive" if naive else "improved")
             and set(found["checks"]) == {"anti_hermiticity", "plaquettes", "unit_gauge_eigenvalue"}

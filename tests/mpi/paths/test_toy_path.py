@@ -123,6 +123,7 @@ def test_it_is_tuned(
     """``halox tune`` measures the path and stores its constants, which then predict costs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(comm.bcast(tmp_path)))
     monkeypatch.setattr(probing, "LARGE_BYTES", 1 << 18)
+    monkeypatch.setattr(probing, "_ROW_US", 100.0)
     args = argparse.Namespace(device="cpu", dry_run=False, json=True)
     assert probing.tuned_protocols("host") == ["toy/bytes"]
     assert "toy/bytes" not in probing.tuned_protocols("gpu")

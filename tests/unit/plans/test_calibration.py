@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.errors import HaloxError
 from halox.paths.costs import ProtocolCost
 from halox.plans.calibration import Fingerprint, describe_topology, load, save, tuning_file
 from halox.plans.costs import Costs
@@ -51,20 +50,6 @@ def test_what_is_saved_is_loaded_for_each_set_up(cache: Path) -> None:
         save(HERE, costs(3.0))
         assert load(HERE) == costs(3.0) and load(ELSEWHERE) == costs(2.0)
     assert os.listdir(cache / "halox") == ["tuning.json"]
-
-
-def test_protocols_that_the_file_does_not_have_are_those_shipped() -> None:
-    save(HERE, Costs({"peer/ll": ProtocolCost(1.0, 0.5, (1.0, 2.0, 3.0, 4.0))}, "measured"))
-    assert load(HERE) == costs(1.0)
-
-
-def test_a_folder_in_its_place(cache: Path) -> None:
-    tuning_file().mkdir(parents=True)
-    with pytest.warns(UserWarning, match="cannot be read"):
-        assert load(HERE) is None
-    with pytest.raises(HaloxError, match="XDG_CACHE_HOME"):
-        save(HERE, costs(1.0))
-    assert os.listdir(cache / "halox") == ["tuning.json"], "nothing left lying"
 
 
 @pytest.mark.parametrize("part", ["gpu", "driver", "topology", "mpi"])

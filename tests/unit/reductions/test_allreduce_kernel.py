@@ -393,7 +393,7 @@ def test_any_array_in_any_order(data):
         op,
         dtype,
         data.draw(st.integers(1, 700)),
-        data.draw(st.integers(1, 6)),
+        data.draw(st.integers(1, 4)),
         parts=(part, part),
         threads=data.draw(st.sampled_from([32, 64])),
         blocks=data.draw(st.integers(1, 9)),
