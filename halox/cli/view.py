@@ -13,6 +13,7 @@ import numpy as np
 
 from halox.domain.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
+from halox.io.checkpoint.fields import TABLE
 from halox.io.checkpoint.folder import METADATA
 from halox.io.checkpoint.store import FORMAT_KEY, OUTPUT
 from halox.runtime.arrays import Array
@@ -123,8 +124,11 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
     text = about.read_text(encoding="utf-8") if about.is_file() else ""
     store = _complete_store(path) if OUTPUT in text or FORMAT_KEY in text else path
     group = xarray.open_zarr(store, consolidated=OUTPUT in text, decode_cf=False)
-    fields = sorted(str(n) for n, v in group.data_vars.items() if "bnds" not in v.dims)
-    field = group[name or fields[0]]
+    variables = {str(name): v for name, v in group.data_vars.items() if "bnds" not in v.dims}
+    fields = sorted(name for name, v in variables.items() if TABLE not in v.attrs)
+    field = group[name or (fields or sorted(variables))[0]]
+    if TABLE in field.attrs:
+        raise HaloxError(f"{path}: {field.name} is of particles; halox view draws fields")
     field.attrs = group.attrs
     return field, fields
 
@@ -182,7 +186,7 @@ def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Fra
     for dim, kind in [(dim, pick) for dim, pick in picks.items() if isinstance(pick, str)]:
         part, title = getattr(part, kind)(dim, skipna=False), f"{kind} of {title} over {dim}"
     if index:
-        title += " at " + ", ".join(f"{dim} = {i % field.sizes[dim]}" for dim, i in index.items())
+        title += " at " + ", ".join(f"{dim} = {_place(field, dim, i)}" for dim, i in index.items())
     user = {key: value for key, value in field.attrs.items() if not key.startswith("halox_")}
     numbers = [f"{key} {n:g}" for key, n in user.items() if type(n) in (int, float)]
     title = printable(title + "\n" + ", ".join([where, *numbers[:3]]))
@@ -198,6 +202,18 @@ def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Fra
     extents = [field.sizes[dim] for dim in shown]
     steps = [_step(field, dim) for dim in shown]
     return Frame(part.values.astype(float), title, shown, extents, blocks, (), steps)
+
+
+def _place(field: Any, dim: Any, index: int) -> object:
+    """Return the date of a record, and otherwise the index along a dimension."""
+    along, calendar = field[dim], field[dim].attrs.get("calendar")
+    if calendar is None:
+        return index % field.sizes[dim]
+    seconds, units = float(along[index]), along.attrs["units"]
+    if calendar != "proleptic_gregorian":
+        return f"{seconds:.15g} {units} ({calendar})"
+    date = np.datetime64(units.split()[-1]) + np.timedelta64(round(seconds * 1e6), "us")
+    return np.datetime_as_string(date, "auto")
 
 
 def _step(field: Any, dim: Any) -> tuple[float, float]:

@@ -195,6 +195,11 @@ def _coordinates(name: str, given: object, points: int, numbers: bool) -> Coordi
         raise FieldError(
             f"coords[{name!r}] must be numbers or datetime64, got {values.dtype}; give others to grid.dataarray"
         )
+    if numbers and values.dtype.kind == "M" and not np.array_equal(values, values.astype("M8[us]")):
+        raise FieldError(
+            f"coords[{name!r}] has NaT, or dates of parts of a microsecond, which cannot be stored; round them, as by "
+            'astype("M8[us]")'
+        )
     return Coordinates(values, dict(getattr(given, "attrs", {})))
 
 

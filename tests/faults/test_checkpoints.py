@@ -62,6 +62,9 @@ def test_an_output_killed_at_random_moments_and_continued_on_other_ranks(
             assert ds.time.values.tolist() == list(range(ds.sizes["time"]))
             expected = np.array([outputs.whole(n) for n in range(ds.sizes["time"])])
             assert np.array_equal(ds.u, expected.reshape(ds.u.shape)), (ranks, delay)
+            for n in range(ds.sizes["time"]):
+                found = ds["p.position"].values[n, : int(ds.p_count[n])]
+                assert np.array_equal(found[found[:, 0].argsort()], outputs.positions(n)), n
             kept = ds.sizes["time"]
     assert kept == last and len(os.listdir(path / "u" / "c")) == last
     assert os.listdir(tmp_path) == ["run.zarr"]

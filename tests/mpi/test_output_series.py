@@ -353,6 +353,7 @@ def test_times_of_two_kinds(path: Path, comm: MPI.Intracomm) -> None:
             out.append(time=START)
             fails(lambda: out.append(time=7.0), FieldError)
             fails(lambda: out.append(time=START - HOUR), FieldError)
+            fails(lambda: out.append(time=START + np.timedelta64(1, "ns")), FieldError)
             if comm.size > 1:
                 fails(lambda: out.append(time=7.0 if g.rank else START + HOUR), FieldError)
             out.append(time=START + HOUR)
@@ -361,8 +362,10 @@ def test_times_of_two_kinds(path: Path, comm: MPI.Intracomm) -> None:
         with halox.Output(g, other, h=h) as out:
             out.append(time=1.0)
             fails(lambda: out.append(time=START), FieldError)
-        with pytest.raises(FieldError, match="coords"):
-            g.save(path.with_name("c"), h=h, coords={"x": np.array(["NaT"] * 11, "M8[s]")})
+        for bad in (np.datetime64("NaT"), START + np.timedelta64(1, "ns")):
+            days = np.append(START + 24 * HOUR * np.arange(10), bad)
+            with pytest.raises(FieldError, match=r"coords\['x'\] has NaT"):
+                grid(comm, coords={"x": days})
     opened(
         path, comm, lambda ds: np.testing.assert_array_equal(ds.time.values, [START, START + HOUR])
     )

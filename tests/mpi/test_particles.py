@@ -291,7 +291,6 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     "an assigned shape": (lambda g, p, odd: p.__setitem__("v", np.ones((3, 7))), "v"),
     "no position": (lambda g, p, odd: p.__delitem__("position"), "position"),
     "in a .npy file": (lambda g, p, odd: g.save("particles.npy", p=p), ".npy"),
-    "in an output": (lambda g, p, odd: halox.Output(g, "particles.zarr", p=p), "p: field"),
     "twice in a checkpoint": (
         lambda g, p, odd: g.save("particles.zarr", {"p.v": g.ones()}, p=p),
         "p.v",

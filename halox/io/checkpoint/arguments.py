@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,6 +134,22 @@ def fields_of(
     return by_name
 
 
+def rows_of(fields: Mapping[str, CallerField]) -> dict[str, int]:
+    """Return the number of rows of each table on this rank."""
+    return {field.table: len(field.array) for field in fields.values() if field.table}
+
+
+def place_rows(
+    fields: dict[str, CallerField], rows: Sequence[Mapping[str, int]], rank: int
+) -> None:
+    """Set the layouts of arrays of tables among all ranks, given the `rows_of` each rank."""
+    for name, field in fields.items():
+        if field.table:
+            table_rows = [of_rank[field.table] for of_rank in rows]
+            layout = layout_of(table_rows, rank, field.described.shape[1:])
+            fields[name] = field._replace(layout=layout)
+
+
 def _arrays_of(name: str, table: Any, layouts: FieldLayouts) -> dict[str, CallerField]:
     """Return the arrays of particles by their names in the checkpoint."""
     if getattr(getattr(table, "domain", None), "layouts", None) is not layouts:
@@ -141,9 +157,13 @@ def _arrays_of(name: str, table: Any, layouts: FieldLayouts) -> dict[str, Caller
     arrays = {}
     for key in table.keys():  # noqa: SIM118 - the table is not a dict
         _check_name(key)
-        described = describe(table[key])
+        array = table[key]
+        if array.dtype.names is not None:  # without the bytes between members, which nobody has set
+            array = table.domain.xp.zeros(array.shape, array.dtype)
+            array[...] = table[key]
+        described = describe(array)
         layout = layout_of([len(table)], 0, described.shape[1:])
-        arrays[f"{name}.{key}"] = CallerField(table[key], described, layout, name)
+        arrays[f"{name}.{key}"] = CallerField(array, described, layout, name)
     return arrays
 
 
@@ -236,16 +256,23 @@ def regions_of(region: object, fields: Mapping[str, CallerField]) -> tuple[dict[
 
     Raises `FieldError`.
     """
-    by_name = region if isinstance(region, Mapping) else dict.fromkeys(fields, region)
-    check_names("region", by_name, fields)
+    plain = without_tables(fields)
+    by_name = region if isinstance(region, Mapping) else dict.fromkeys(plain, region)
+    check_names("region", by_name, plain)
     regions = {
-        name: region_of(by_name.get(name), field.layout, name) for name, field in fields.items()
+        name: () if field.table else region_of(by_name.get(name), field.layout, name)
+        for name, field in fields.items()
     }
     return regions, not isinstance(region, Mapping)
 
 
+def without_tables(fields: Mapping[str, CallerField]) -> list[str]:
+    """Return the names of fields of the grid."""
+    return [name for name, field in fields.items() if not field.table]
+
+
 def every_of(every: object, fields: Collection[str]) -> dict[str, int]:
-    """Return the stride in time of each field that has one; raises `FieldError`."""
+    """Return the stride in time of each field or table that has one; raises `FieldError`."""
     given = mapping_of("every", every, fields)
     return {name: count_of(f"every: {name}", n, "records") for name, n in given.items()}
 

@@ -14,7 +14,6 @@ from halox.io.checkpoint.bucket import BucketPath
 from halox.io.checkpoint.loading import LOADING, Loaded, load_group
 from halox.io.checkpoint.saving import SAVING, Request, save_group
 from halox.io.checkpoint.store import codecs_of, load_tensorstore
-from halox.io.checkpoint.tables import layout_of
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,10 @@ def save(
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
         request = request_of(domain, where, given, options)
-        rows = {name: len(field.array) for name, field in given.items() if field.table}
+        rows = arguments.rows_of(given)
         if not _is_npy(where):
             load_tensorstore()
-        elif len(given) > 1 or options.attrs or options.coords or request.codecs or any(rows):
+        elif len(given) > 1 or options.attrs or options.coords or request.codecs or rows:
             raise FieldError(
                 f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
                 "instead, under a name without .npy"
@@ -63,11 +62,7 @@ def save(
         world.begin("save")
         request, records = world.gather(check, SAVING)
         world.check_alike([alike for alike, _ in records.distinct])
-        for name, field in request.fields.items():
-            if field.table:
-                rows = [rows[name] for _, rows in records]
-                layout = layout_of(rows, world.rank, field.layout.spec.components_after)
-                request.fields[name] = field._replace(layout=layout)
+        arguments.place_rows(request.fields, [rows for _, rows in records], world.rank)
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
             npy.save(world, request.path, given, request.progress)

@@ -36,7 +36,13 @@ def _seconds(date: Any, dates: Dates) -> float:
 def _date_of(value: Any) -> Any:
     """Return a date of NumPy, Python or cftime as one of datetime or cftime; None for anything else."""
     if has_unit(value) and value.dtype.kind == "M" and not value.shape:
-        value = value.astype("M8[us]").item()  # an int outside the years 1 to 9999
+        rounded = value.astype("M8[us]")
+        if rounded != value and not np.isnat(value):
+            raise FieldError(
+                f"time: {shown(value)} has parts of a microsecond, which are not stored; round it, as by "
+                'time.astype("M8[us]")'
+            )
+        value = rounded.item()  # an int outside the years 1 to 9999
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(UTC).replace(tzinfo=None)
     is_date = isinstance(value, datetime) or hasattr(value, "calendar")

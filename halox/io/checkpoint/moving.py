@@ -33,7 +33,7 @@ from halox.runtime.gpu.staging import DeviceStaging, Index
 from halox.runtime.world import World
 
 PART_BYTES = 8 << 20
-"""Bytes of a part of a field on a GPU: the copy takes much longer than its launch. Slabs of files have as many."""
+"""Bytes of a part of a field on a GPU, whose copy takes much longer than its launch, and of a file's slab."""
 
 _MESSAGES = 2
 """Messages at the same time."""
@@ -77,13 +77,12 @@ def collect(
     step: str,
     write: Callable[[Cut, Array], None],
     advance: Advance = lambda nbytes: None,
-    new: New | None = np.empty,
+    new: New = np.empty,
 ) -> None:
     """Call ``write`` with the box and the values of each shard that this rank writes. Collective.
 
     ``write`` and ``advance`` must not raise. The values are a view of the cells, or an array of ``new(shape, dtype)``.
-    With None for ``new`` they are valid during the call only, and shards have at most `PART_BYTES`. ``step`` names the
-    call in errors.
+    ``step`` names the call in errors.
     """
     with (
         MessageQueue(world, _MESSAGES, step) as queue,
@@ -91,65 +90,29 @@ def collect(
     ):
         for shard, values in zip(shards.shards, parts, strict=True):
             if shard.writer == world.rank:
-                write(shard.cut, _assembled(shard, values, queue, world.rank, new or np.empty))
+                write(shard.cut, _assembled(shard, values, queue, world.rank, new))
             else:
-                queue.send(values.copy() if new is None else values, shard.writer)
+                queue.send(values, shard.writer)
             advance(prod(values.shape) * field.dtype.itemsize)
 
 
-def distribute(
-    world: World,
+def fill(
     shards: ShardGrid,
     cells: Any,
     field: StoredField,
-    step: str,
     read: Callable[[Cut, Array], object],
     advance: Advance,
 ) -> None:
-    """Set the cells of all ranks: the writer of each shard reads its box, and sends the others their cells. Collective.
-
-    The inverse of `collect`, for files that a rank reads in long runs only, in shards of at most `PART_BYTES`.
-    ``read(box, values)`` reads into a contiguous array. It and ``advance`` must not raise.
-    """
-    with MessageQueue(world, _MESSAGES, step) as queue, _staging(cells, field) as staged:
-
-        def fill(local: Cut, get: Callable[[Array], object]) -> None:
-            """Call ``get`` with contiguous memory, and set a box of the cells to its values."""
+    """Set this rank's cells, part by part: ``read(box, values)`` reads a part into a contiguous array. Local."""
+    with _staging(cells, field) as staged:
+        for cut, local in zip(shards.own_cuts, shards.local_cuts, strict=True):
+            values = as_void(np.empty(extents(cut), field.dtype))
+            read(cut, values)
             if staged is not None:
-                get(staged.next_buffer(extents(local)))
-                staged.put(local)
-                return
-            target = as_void(cells)[local]
-            values = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-            get(values)
-            if values is not target:
-                target[...] = values
-
-        def receive(writer: int, values: Array) -> None:
-            queue.receive(values, writer)
-            queue.end()
-
-        def copy(values: Array, target: Array) -> None:
-            target.view(values.dtype)[...] = values
-
-        for shard, local in zip(shards.shards, shards.local_cuts, strict=True):
-            if shard.writer != world.rank:
-                if staged is not None:
-                    fill(local, partial(receive, shard.writer))
-                else:
-                    queue.receive(as_void(cells)[local], shard.writer)
-            elif len(shard.pieces) == 1:
-                fill(local, partial(read, shard.cut))
+                staged.store(local, values)
             else:
-                whole = np.empty(extents(shard.cut), _host_dtype(field))
-                read(shard.cut, whole)
-                for piece in shard.pieces:
-                    values = whole[relative(piece.cut, shard.cut)]
-                    if piece.rank == world.rank:
-                        fill(local, partial(copy, values))
-                    else:
-                        queue.send(values, piece.rank)
-            advance(prod(extents(local)) * field.dtype.itemsize)
+                as_void(cells)[local] = values
+            advance(values.nbytes)
 
 
 def load(
@@ -292,13 +255,9 @@ def _staging(cells: Any, field: StoredField) -> AbstractContextManager[DeviceSta
 
 
 def _on_host(
-    shards: ShardGrid, cells: Any, field: StoredField, new: New | None
+    shards: ShardGrid, cells: Any, field: StoredField, new: New
 ) -> Generator[Array, None, None]:
-    """Yield this rank's cells of each of its shards as host arrays.
-
-    Cells on the host are not copied. Cells on a GPU are copied part by part to arrays of ``new``; if it is None, each
-    shard to a buffer that is valid until the next iteration.
-    """
+    """Yield this rank's cells of each of its shards as host arrays: views, or copies of cells on a GPU."""
     cuts = shards.local_cuts
     if not cuts or not is_device_array(cells):
         yield from (as_void(cells)[cut] for cut in cuts)
@@ -306,24 +265,15 @@ def _on_host(
     most = _part_cells(field)
     places = [(cut, place) for cut in cuts for place in blocks(extents(cut), most)]
     with DeviceStaging(cells, most * field.dtype.itemsize) as staged:
-        if new is None:
-            yield from map(as_void, staged.read(cuts))
-            return
         parts = staged.read(_within(cut, place) for cut, place in places)
         for cut in cuts:
-            values = new(extents(cut), _host_dtype(field))
+            values = new(extents(cut), _host_dtype(field) if field.dtype.names else field.dtype)
             for place in blocks(values.shape, most):
                 values[place] = as_void(next(parts))
             yield values
 
 
-def _assembled(
-    shard: Shard,
-    values: Array,
-    queue: MessageQueue,
-    rank: int,
-    new: New,
-) -> Array:
+def _assembled(shard: Shard, values: Array, queue: MessageQueue, rank: int, new: New) -> Array:
     """Return the cells of a shard: this rank's cells, and the cells that other ranks send."""
     if len(shard.pieces) == 1:
         return values

@@ -1,7 +1,7 @@
 """One field as a ``.npy`` file, without checksums.
 
-The file is cut into slabs, which are contiguous in it. One rank writes or reads a slab; the other ranks send it their
-cells of the slab, or receive these, as with the shards of a group.
+The file is cut into slabs, which are contiguous in it. One rank writes a slab, and the other ranks send it their cells
+of the slab, as with the shards of a group. Each rank reads its own cells.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from halox.domain import Domain
 from halox.errors import CheckpointError, FieldError, raising
 from halox.io.checkpoint import moving
 from halox.io.checkpoint.arguments import CallerField, Progress
-from halox.io.checkpoint.chunks import ShardGrid
+from halox.io.checkpoint.chunks import ShardGrid, extents
 from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import Replacement, check_exists, identity_of
-from halox.io.checkpoint.loading import LOADING, Loaded, Reading, new_field
-from halox.io.checkpoint.moving import Failure, collect, distribute
+from halox.io.checkpoint.loading import Loaded, Reading, new_field
+from halox.io.checkpoint.moving import Failure, collect, fill
 from halox.io.checkpoint.saving import SAVING, Meter, checked, replacing
 from halox.io.message_queue import as_bytes
 from halox.io.regions import Cut, owned_cells
@@ -74,7 +74,6 @@ def save(world: World, path: Path, given: CallerField, progress: Progress | None
             SAVING,
             lambda cut, values: failure.attempt(partial(write, cut, values)),
             failure.attempting(Meter(progress, [(slabs, dtype.itemsize)])),
-            new=None,
         )
         failure.attempt(partial(os.fsync, handle))
         world.attempt(checked(raising(failure.error), step), SAVING)
@@ -124,23 +123,22 @@ def load(
             (into[name].array, into[name].layout) if into else new_field(domain, dtype, options)
         )
         cells = reading.attempt(partial(owned_cells, field, layout))
-        slabs, failure = _slabs(layout, dtype), Failure()
+        slabs, stored = _slabs(layout, dtype), StoredField.of(name, layout, dtype)
+        meter = Meter(progress, [(slabs, dtype.itemsize)])
 
         def read(cut: Cut, values: Array) -> None:
-            file.seek(begin + _offset(cut, layout, dtype))
-            if file.readinto(as_bytes(values).data) < values.nbytes:  # type: ignore[attr-defined]
-                raise CheckpointError(f"{path} was cut off while it was read")
+            shape = layout.global_shape
+            # From this axis on, all cells of the box are adjacent in the file.
+            axis = max((n for n, c in enumerate(cut) if extents((c,)) != (shape[n],)), default=0)
+            along = [range(c.start, c.stop if n < axis else c.start + 1) for n, c in enumerate(cut)]
+            starts = np.ravel_multi_index(np.ix_(*along), shape).ravel() * dtype.itemsize
+            runs = as_bytes(values).reshape(len(starts), -1)
+            for start, run in zip(starts.tolist(), runs, strict=True):
+                file.seek(begin + start)
+                if file.readinto(run.data) < run.nbytes:  # type: ignore[attr-defined]
+                    raise CheckpointError(f"{path} was cut off while it was read")
 
-        distribute(
-            world,
-            slabs,
-            cells,
-            StoredField.of(name, layout, dtype),
-            LOADING,
-            lambda cut, values: failure.attempt(partial(read, cut, values)),
-            failure.attempting(Meter(progress, [(slabs, dtype.itemsize)])),
-        )
-        reading.attempt(raising(failure.error))
+        reading.attempt(partial(fill, slabs, cells, stored, read, meter))
         reading.end()
     return Loaded({name: field}, {})
 

@@ -28,13 +28,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from halox.decomposition import FieldLayout
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.io.checkpoint import arguments, records
 from halox.io.checkpoint.arguments import CallerField
 from halox.io.checkpoint.calls import SaveOptions, compared, request_of
 from halox.io.checkpoint.chunks import ShardGrid
-from halox.io.checkpoint.dates import Dates, Time, time_of
+from halox.io.checkpoint.dates import Time, time_of
 from halox.io.checkpoint.fields import StoredField
 from halox.io.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.io.checkpoint.moving import Failure, collect, start_write
@@ -61,6 +62,7 @@ _Checked = TypeVar("_Checked")
 class _Request(NamedTuple):
     path: Path
     fields: dict[str, CallerField]
+    tables: dict[str, Any]
     series: dict[str, Series]
     regions: dict[str, Cut]
     metadata: dict[str, Any]  # of an output without records
@@ -77,9 +79,8 @@ class _Variable(NamedTuple):
     series: Series
     array: Any  # of TensorStore
 
-    def cells(self, fields: Mapping[str, CallerField]) -> Any:
+    def cells(self, given: CallerField) -> Any:
         """Return this rank's cells of the region."""
-        given = fields[self.series.field]
         return owned_cells(given.array, given.layout)[self.shards.own_cells]
 
 
@@ -97,8 +98,9 @@ class Output(Closing):
         The grid of the fields.
     path : str or path
         A path on a file system that all ranks share.
-    fields : mapping of str to array, optional
-        Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
+    fields : mapping of str to array or Particles, optional
+        Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``. Of `Particles`, each record has all
+        attributes of all particles of its moment.
     mode : {"w-", "w", "a"}
         "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
         continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
@@ -106,14 +108,15 @@ class Output(Closing):
     time : float or date, optional
         With "a", the time from which the program continues: later records are removed. By default none is removed.
     every : mapping of str to int, optional
-        Fields that are stored less often: ``{"u": 4}`` stores "u" in the first record and every fourth from there. Its
-        time axis is called "time_4".
+        Fields or particles that are stored less often: ``{"u": 4}`` stores "u" in the first record and every fourth
+        from there. Its time axis is called "time_4".
     mean, min, max : sequence of str, optional
         Fields whose mean, minimum or maximum over windows is stored, and not their records. ``every`` has the records
         of a window: ``mean=["u"], every={"u": 24}`` stores "u_mean" along the axis "time_window_24". Integers are
         stored as float64. If a run ends inside a window, or continues there, the values of the window are lost.
     keepbits : mapping of str to int, optional
-        Fields whose mantissas are rounded to so many bits, so that ``compressors`` need fewer bytes.
+        Fields whose mantissas are rounded to so many bits, so that ``compressors`` need fewer bytes; "p.v" is the
+        attribute "v" of particles "p".
     region : sequence of slice, or mapping of str to such sequences, optional
         The part of the fields to store: a slice of global indices per grid axis. With a step, every n-th point is
         stored. Dimensions that the region of a single field cuts are called "x_u" for a field "u".
@@ -197,16 +200,18 @@ class Output(Closing):
                     f"path: {where}: an output is a Zarr group on a file system; name one, as in run.zarr"
                 )
             load_tensorstore()
-            given = arguments.fields_of(domain.layouts, fields, named, written=False)
+            given = arguments.fields_of(domain.layouts, fields, named, written=False, tables=True)
             if not given:
                 raise FieldError("no field given; write halox.Output(grid, path, u=u)")
+            of_table = {field.table for field in given.values()}
+            tables = {n: t for n, t in {**(fields or {}), **named}.items() if n in of_table}
             if mode not in _MODES:
                 raise FieldError(f"mode: expected one of {', '.join(_MODES)}, got {shown(mode)}")
             if time is not None and mode != "a":
                 raise FieldError('time: the time of a restart needs mode="a"; leave it out')
             options = SaveOptions(attrs, dims, coords, compressors)
             like_save = request_of(domain, where, given, options)
-            strides = arguments.every_of(every, given)
+            strides = arguments.every_of(every, [f.table or name for name, f in given.items()])
             windows = {"mean": mean, "min": min, "max": max}
             series = series_of(given, strides, windows, keepbits)
             regions, is_common = arguments.regions_of(region, given)
@@ -216,7 +221,7 @@ class Output(Closing):
             until = None if time is None else time_of(time, None)
             most = arguments.count_of("buffer", buffer, "records")
             request = _Request(
-                where, given, series, regions, metadata, values, known, mode, time, most
+                where, given, tables, series, regions, metadata, values, known, mode, time, most
             )
             return request, compared(
                 where,
@@ -257,7 +262,7 @@ class Output(Closing):
     def _open(self, request: _Request) -> None:
         """Make or open the group on rank 0, and its arrays on all ranks."""
 
-        def begin() -> tuple[Any, list[float]]:
+        def begin() -> tuple[Any, list[float], dict[str, list[int]]]:
             exists = os.path.lexists(self._path)
             if request.mode == "w-" and exists:
                 raise CheckpointError(
@@ -272,10 +277,10 @@ class Output(Closing):
             store = Store.of_folder(replacement.partial, self._path, self._world.limit_s)
             made = make(store, request.metadata, request.coords)
             replacement.commit()
-            return made, []
+            return made, [], {records.count_name(name): [] for name in request.tables}
 
         opened = self._world.from_first(checked(begin, self._step), _MAKING)
-        self._metadata, self._times = opened
+        self._metadata, self._times, self._counts = opened
         self._dates = records.dates_of(self._metadata) or ({} if self._times else None)
         self.records = len(self._times)
 
@@ -292,7 +297,9 @@ class Output(Closing):
             }
 
         opened_arrays = self._world.attempt(checked(arrays, self._step), _MAKING)
-        self._fields, self._variables = request.fields, {}
+        # Each record takes the arrays of particles anew; these ones would only keep memory.
+        self._fields = {n: f._replace(array=f.table or f.array) for n, f in request.fields.items()}
+        self._tables, self._variables = request.tables, {}
         for name, metadata in records.variables(self._metadata):
             field, series = StoredField.read(name, metadata), request.series[name]
             layout, region = request.fields[series.field].layout, request.regions[series.field]
@@ -301,16 +308,17 @@ class Output(Closing):
         self._axes = {n: a for n, a in opened_arrays.items() if n not in self._variables}
 
         def accumulators() -> dict[str, Accumulator]:
-            made = {
-                n: v for n, v in self._variables.items() if v.series.method or v.series.keepbits
+            return {
+                name: Accumulator(v.series, v.cells(self._fields[v.series.field]))
+                for name, v in self._variables.items()
+                if (v.series.method or v.series.keepbits) and not v.field.table
             }
-            return {n: Accumulator(v.series, v.cells(self._fields)) for n, v in made.items()}
 
         self._accumulators = self._world.attempt(accumulators, _MAKING)
         self._tell_unless_whole("continues")
 
-    def _continue(self, request: _Request) -> tuple[Any, list[float]]:
-        """Return the metadata and the times of an existing output, after removing later records; on rank 0."""
+    def _continue(self, request: _Request) -> tuple[Any, list[float], dict[str, list[int]]]:
+        """Return the metadata, times and rows of an existing output, after removing later records; on rank 0."""
         lock = Lock(self._path)
         self._release = lock.release
         metadata = self._store.read_json()
@@ -330,24 +338,31 @@ class Output(Closing):
             for name in request.given
         }
         records.check_given(self._path, metadata, request.metadata, coords)
-        time = arrays[records.TIME]
-        count = time["shape"][0]
-        stored = self._store.below(records.TIME).array(time, mode="write")
-        times = self._store.wait(stored.read()).tolist() if count else []
+
+        def numbers(name: str) -> Any:
+            stored = self._store.below(name).array(arrays[name], mode="write")
+            return self._store.wait(stored.read()).tolist() if arrays[name]["shape"][0] else []
+
+        count, times = arrays[records.TIME]["shape"][0], numbers(records.TIME)
         if request.until is not None:
             known = records.dates_of(metadata) if times else None
             count = bisect_right(times, time_of(request.until, known)[0])
-        metadata = records.sized(metadata, count)
+        metadata, counts = records.sized(metadata, count), {}
+        for table in request.tables:
+            name = records.count_name(table)
+            counts[name] = numbers(name)[: records.length_of(arrays[name], count)]
+            for of_table in [n for n, f in request.fields.items() if f.table == table]:
+                arrays_of(metadata)[of_table]["shape"][1] = max(counts[name], default=0)
         self._store.write_json(metadata)
         self._write_lengths(metadata)
-        for half_written in ("zarr.json", "*/zarr.json", "time*/c/*"):  # by a killed run
+        for half_written in ("zarr.json", "*/zarr.json", "time*/c/*", "*_count/c/*"):  # by a kill
             for file in self._path.glob(f"{half_written}_*.__lock"):
                 file.unlink()
         for name, array in records.variables(metadata):
             for record in (self._path / name / "c").glob("[0-9]*"):
                 if int(record.name) >= array["shape"][0]:
                     remove(record)
-        return metadata, times[:count]
+        return metadata, times[:count], counts
 
     def _write_lengths(self, metadata: Mapping[str, Any]) -> None:
         """Write the metadata of each array alone, for programs that open single arrays."""
@@ -390,8 +405,9 @@ class Output(Closing):
         self._world.begin(_APPENDING)
         self._reap(self._buffer - 1)
 
-        def check() -> tuple[tuple[float, Dates, dict[str, CallerField]], dict[str, object]]:
+        def check() -> tuple[Any, Mapping[str, object], dict[str, int]]:
             (value, dates), given = time_of(time, self._dates), self._given(fields, named)
+            rows = arguments.rows_of(given)
             unit = " ".join(["", *dates.values()])
             if self._times and value <= self._times[-1]:
                 given_time = f"{shown(time)}, {value!r}{unit}," if unit else repr(value)
@@ -399,9 +415,11 @@ class Output(Closing):
                     f"time: {given_time} does not follow {self._times[-1]!r}, the time of the last record; "
                     'after a restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
                 )
-            return (value, dates, given), {"time": f"{value!r}{unit}", "fields": sorted(given)}
+            alike = {"time": f"{value!r}{unit}", "fields": sorted(given)}
+            return (value, dates, given), alike, rows
 
-        value, dates, given = self._count(check, _APPENDING)
+        (value, dates, given), rows_of_ranks = self._count(check, _APPENDING)
+        arguments.place_rows(given, rows_of_ranks, self._world.rank)
         if self._dates is None:
             self._dates = dates
             records.set_dates(self._metadata, dates)
@@ -410,20 +428,38 @@ class Output(Closing):
                 self._start_timer()
         number = len(self._times)
         self._times.append(value)
-        record = _Record([], [])
-        fields_now = {**self._fields, **given}
+        record, totals = _Record([], []), dict[str, int]()
         for name, variable in self._variables.items():
             series = variable.series
+            field = given.get(series.field, self._fields[series.field])
             is_due = (number + bool(series.method)) % series.every == 0
             if not is_due and not series.method:
                 continue
-            cells, accumulator = variable.cells(fields_now), self._accumulators.get(name)
+            if field.table:
+                totals[field.table] = field.layout.global_shape[0]
+                variable = self._of_record(name, variable, field.layout)
+            cells, accumulator = variable.cells(field), self._accumulators.get(name)
+            if field.table and series.keepbits:
+                accumulator = self._failure.attempt(partial(Accumulator, series, cells))
             if accumulator is not None:
                 self._failure.attempt(partial(accumulator.add, cells, number))
                 cells = accumulator.values
             if is_due:
                 self._start(variable, cells, number // series.every, record)
+        for table, rows in totals.items():
+            self._counts[records.count_name(table)].append(rows)
         self._pending.append(record)
+
+    def _of_record(self, name: str, variable: _Variable, layout: FieldLayout) -> _Variable:
+        """Return a variable of particles for the rows of a record."""
+        array, rows = arrays_of(self._metadata)[name], layout.global_shape[0]
+        _, most, *components = array["shape"]
+        array["shape"][1] = max(most, rows)
+        of_record = {**array, "shape": [_ENDLESS, rows, *components]}
+        store = self._store.below(name)
+        opened = self._failure.attempt(partial(store.array, of_record, mode="write"))
+        shards = ShardGrid(layout, variable.shards.shape, (slice(0, rows, 1),))
+        return variable._replace(shards=shards, array=opened)
 
     @single_threaded
     def wait(self) -> None:
@@ -434,7 +470,7 @@ class Output(Closing):
         self._check_open()
         self._world.begin(_WAITING)
         self._reap(0)
-        self._count(lambda: (None, {}), _WAITING)
+        self._count(lambda: (None, {}, {}), _WAITING)
 
         def end() -> None:
             if self._world.rank == 0:
@@ -508,7 +544,12 @@ class Output(Closing):
 
     def _given(self, fields: object, named: Mapping[str, object]) -> dict[str, CallerField]:
         """Return the arrays of a record, which must be like the fields; raises `FieldError`."""
-        given = arguments.fields_of(self._layouts, fields, named, written=False)
+        in_mapping = fields if isinstance(fields, Mapping) else {}
+        named = {n: t for n, t in self._tables.items() if n not in in_mapping} | dict(named)
+        given = arguments.fields_of(self._layouts, fields, named, written=False, tables=True)
+        for name, known in self._fields.items():
+            if known.table and name not in given:
+                raise FieldError(f"{name} is missing; give particles with the same attributes")
         for name, new in given.items():
             if name not in self._fields:
                 raise FieldError(
@@ -517,7 +558,6 @@ class Output(Closing):
             known = self._fields[name]
             for what, mine, other in (
                 ("dtype", known.described.dtype, new.described.dtype),
-                ("whole shape", known.layout.global_shape, new.layout.global_shape),
                 ("layout", known.layout.spec.of_cells, new.layout.spec.of_cells),
             ):
                 if mine != other:
@@ -549,29 +589,30 @@ class Output(Closing):
                     self._spare[memory.nbytes].append(memory)
 
     def _count(
-        self, check: Callable[[], tuple[_Checked, Mapping[str, object]]], call: str
-    ) -> _Checked:
-        """Count the records that all ranks have written; return the first item of ``check()``, and compare the others.
+        self, check: Callable[[], tuple[_Checked, Mapping[str, object], dict[str, int]]], call: str
+    ) -> tuple[_Checked, list[dict[str, int]]]:
+        """Count the records that all ranks have written.
 
+        Return the first item of ``check()`` and the rows of all ranks, its last item, and compare the other item.
         Raises on all ranks if a write or ``check`` fails on any.
         """
 
-        def counted() -> tuple[_Checked, tuple[Mapping[str, object], int]]:
+        def counted() -> tuple[_Checked, tuple[Mapping[str, object], int, dict[str, int]]]:
             if self._failure.error is not None:
                 raise as_checkpoint_error(self._failure.error, self._step)
-            mine, arguments = check()
-            return mine, (arguments, len(self._pending))
+            mine, arguments, rows = check()
+            return mine, (arguments, len(self._pending), rows)
 
         try:
             mine, records = self._world.gather(counted, call)
         except CheckpointError as error:
             self._closed = str(error)
             raise
-        self._world.check_alike([arguments for arguments, _ in records.distinct])
-        behind = max(pending for _, pending in records.distinct)
+        self._world.check_alike([arguments for arguments, _, _ in records.distinct])
+        behind = max(pending for _, pending, _ in records.distinct)
         with self._lock:
             self.records = len(self._times) - behind
-        return mine
+        return mine, [rows for _, _, rows in records] if self._tables else []
 
     def _start_timer(self) -> None:
         if self._timer is None and self._counted < self.records and self._failure.error is None:
@@ -601,9 +642,12 @@ class Output(Closing):
         for name, axis in self._axes.items():
             array = arrays_of(self._metadata)[name]
             first = records.length_of(array, self._counted) // records.TIMES * records.TIMES
-            known = records.axis_values(name, array, self._times[:count], first)
+            if name in self._counts:
+                known = np.array(self._counts[name][first : records.length_of(array, count)], "i8")
+            else:
+                known = records.axis_values(name, array, self._times[:count], first)
             rows = rounded_up(len(known), records.TIMES)
-            values = np.full((rows, *known.shape[1:]), np.nan)
+            values = np.zeros((rows, *known.shape[1:]), known.dtype)
             values[: len(known)] = known
             self._store.wait(axis[first : first + rows].write(values))
         self._store.write_json(records.sized(self._metadata, count))
@@ -622,10 +666,11 @@ class Output(Closing):
         def new(shape: tuple[int, ...], dtype: Any) -> Array:
             """Allocate a buffer: memory of an earlier record, which the kernel need not fill with zeros again."""
             nbytes = prod(shape) * np.dtype(dtype).itemsize
-            spare = self._spare[nbytes]
-            memory = spare.pop() if spare else np.empty(nbytes, np.uint8)
+            room = 1 << nbytes.bit_length()  # few sizes, though each record has other particles
+            spare = self._spare[room]
+            memory = spare.pop() if spare else np.empty(room, np.uint8)
             record.memory.append(memory)
-            buffer: Array = memory.view(dtype).reshape(shape)
+            buffer: Array = memory[:nbytes].view(dtype).reshape(shape)
             return buffer
 
         collect(

@@ -7,23 +7,27 @@ a single file, which is replaced atomically, after the times. Chunks of later re
     run.zarr/time/c/0       times, in chunks of many records
     run.zarr/u/c/3/...      shards of the fourth record of u
     run.zarr/u/zarr.json    the array alone; its length follows in `Output.wait`
+    run.zarr/p_count/c/0    rows of each record of the particles p; their arrays are as long as the largest record
 
 Values over windows of four records have the axis "time_window_4": the middle of the bounds "time_window_4_bnds".
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from halox.errors import CheckpointError, FieldError
 from halox.io.checkpoint.dates import Dates
-from halox.io.checkpoint.fields import DTYPE, StoredField
+from halox.io.checkpoint.fields import DTYPE, TABLE, StoredField
 from halox.io.checkpoint.saving import Request
 from halox.io.checkpoint.series import KEPT_BITS, Series
 from halox.io.checkpoint.store import GRID_SHAPE, OUTPUT, PREFIX, arrays_of, coordinate, group
+from halox.io.checkpoint.tables import shard_rows
 from halox.io.regions import Cut
 from halox.runtime.arrays import Array
 
@@ -47,6 +51,7 @@ def describe(
     arrays: dict[str, Any] = {}
     coords: dict[str, Array] = {}
     attrs: dict[str, dict[str, Any]] = {}
+    counts: dict[str, Any] = {}
     taken, given = {TIME}, set()
     origins: dict[str, tuple[str, str]] = {}
     for dim in request.dims:
@@ -54,7 +59,8 @@ def describe(
             raise FieldError(f"dims: {dim} is the name of the axis of the records; give another")
     for name, variable in series.items():
         field, region = request.fields[variable.field], regions[variable.field]
-        stored = StoredField.of(name, field.layout, variable.dtype, request.codecs, region)
+        table = {TABLE: json.dumps(field.table)} if field.table else {}
+        stored = StoredField.of(name, field.layout, variable.dtype, request.codecs, region, table)
         dims, lengths = list(stored.dims(request.dims)), field.layout.global_shape
         for axis, cut in enumerate(region, stored.before):
             dim, is_cut = dims[axis], cut != slice(0, lengths[axis], 1)
@@ -70,9 +76,14 @@ def describe(
                 if dim in request.coords:
                     given.add(dims[axis])
         dims = [_axis_of(variable), *dims]
-        taken |= {*dims}
+        if field.table:
+            count = count_name(field.table)
+            attrs[count] = {"long_name": f"number of particles of {field.table}"} | table
+            counts[count] = coordinate(count, np.zeros(TIMES, "i8"), attrs)
+            counts[count]["dimension_names"] = dims[:1]
+        taken |= {*dims, *counts}
         arrays[name] = {
-            **_in_time(stored.metadata),
+            **_in_time(stored),
             "attributes": {**stored.attributes, _REGION: str(region)},
             "dimension_names": dims,
         }
@@ -84,7 +95,7 @@ def describe(
         raise FieldError(
             f"{both[0]} is the name of a field and of a dimension; rename the field, or give dims="
         )
-    arrays |= {dim: coordinate(dim, values, attrs) for dim, values in coords.items()}
+    arrays |= {dim: coordinate(dim, values, attrs) for dim, values in coords.items()} | counts
     for time in sorted({TIME, *map(_axis_of, series.values())}):
         arrays[time] = coordinate(time, np.full(TIMES, np.nan), {})
         if time.startswith(_WINDOW):
@@ -94,6 +105,11 @@ def describe(
             arrays[bounds]["dimension_names"] = [time, "bnds"]
     own = {OUTPUT: _VERSION, GRID_SHAPE: list(request.grid_shape)}
     return sized(group({**request.attrs, **own}, arrays), 0), coords, frozenset(given)
+
+
+def count_name(table: str) -> str:
+    """Return the name of the array of the numbers of rows of a table, one for each record."""
+    return f"{table}_count"
 
 
 def _axis_of(series: Series) -> str:
@@ -149,15 +165,22 @@ def axis_values(name: str, array: Mapping[str, Any], times: Sequence[float], fir
     return bounds if name.endswith(_BOUNDS) else bounds.mean(axis=1)
 
 
-def _in_time(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of an array with a time axis, of one record a shard."""
+def _in_time(field: StoredField) -> dict[str, Any]:
+    """Return the metadata of an array with a time axis, of one record a shard, or of some rows of a record."""
+    metadata, shape = field.metadata, [0, *field.metadata["shape"]]
     (sharding,) = metadata["codecs"]
     inner = sharding["configuration"]
     inner = {**inner, "chunk_shape": [1, *inner["chunk_shape"]]}
     shard = [1, *metadata["chunk_grid"]["configuration"]["chunk_shape"]]
+    if field.table:
+        row_bytes = max(1, prod(field.shape[1:]) * field.dtype.itemsize)
+        shard[1], inner["chunk_shape"][1] = shard_rows(shape[1], row_bytes)
+        shape[1] = 0
+        if metadata["data_type"].startswith("float"):
+            metadata = {**metadata, "fill_value": "NaN"}
     return {
         **metadata,
-        "shape": [0, *metadata["shape"]],
+        "shape": shape,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard}},
         "codecs": [{**sharding, "configuration": inner}],
     }
@@ -245,7 +268,9 @@ def _compressors(array: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _facts(array: Mapping[str, Any]) -> str:
     time, *dims = array["dimension_names"]
-    lengths = [f"{dim} of {n}" for dim, n in zip(dims, array["shape"][1:], strict=True)]
-    attributes = array["attributes"]
+    attributes, shape = array["attributes"], array["shape"][1:]
+    if TABLE in attributes:
+        shape[0] = "any"
+    lengths = [f"{dim} of {n}" for dim, n in zip(dims, shape, strict=True)]
     text = f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"
     return text + (f", rounded to {attributes[KEPT_BITS]} bits" if KEPT_BITS in attributes else "")

@@ -52,7 +52,7 @@ def series_of(
     found = {name: (name, "", field.described.dtype) for name, field in fields.items()}
     for argument, given in windows.items():
         names = arguments.names_of(given, argument) or ()
-        arguments.check_names(argument, names, fields)
+        arguments.check_names(argument, names, arguments.without_tables(fields))
         for name in names:
             stored, dtype = f"{name}_{argument}", fields[name].described.dtype
             if name not in every or stored in fields:
@@ -70,7 +70,7 @@ def series_of(
             raise FieldError(
                 f"keepbits: {name} of {dtype} has {most} mantissa bits to keep, got {shown(kept)}"
             )
-        method, n = _METHODS.get(argument, ""), every.get(name, 1)
+        method, n = _METHODS.get(argument, ""), every.get(fields[name].table or name, 1)
         series[stored] = Series(name, method, n, dtype, as_int(kept) or 0)
     return series
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from halox.errors import CheckpointError, MissingPackageError
 from halox.io.checkpoint.fields import StoredField, array_metadata, bytes_codec
-from halox.io.checkpoint.folder import METADATA, identity_of
+from halox.io.checkpoint.folder import METADATA
 from halox.runtime.arrays import Array
 from halox.values import as_list, shown
 
@@ -273,9 +273,7 @@ def id_of(store: Store) -> str:
     except ValueError:
         return ""
     attributes = metadata.get("attributes", {}) if isinstance(metadata, dict) else {}
-    if _ID in attributes or metadata is None:
-        return str(attributes.get(_ID, ""))
-    return identity_of(os.stat(f"{store.path}{METADATA}"))  # the first versions wrote no id
+    return str(attributes.get(_ID, ""))
 
 
 def read(store: Store) -> Contents:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from halox.decomposition import AxisPartition, Decomposition, FieldLayout, FieldSpec, Placement
+from halox.io.checkpoint import chunks
 
 
 def layout_of(rows: Sequence[int], rank: int, components: Sequence[int]) -> FieldLayout:
@@ -23,6 +24,12 @@ def layout_of(rows: Sequence[int], rank: int, components: Sequence[int]) -> Fiel
 def equal_parts(rows: int, ranks: int) -> list[int]:
     """Return the rows of each rank, as equal as possible."""
     return [(rows + rank) // ranks for rank in range(ranks)]
+
+
+def shard_rows(rows: int, row_bytes: int) -> tuple[int, int]:
+    """Return the rows of a shard and of its chunks in an output, whose records may have many more rows or fewer."""
+    chunk = max(min(max(rows, 1 << 16), chunks.SHARD_BYTES // row_bytes) // 64, 1)
+    return 64 * chunk, chunk
 
 
 def joined(arrays: Mapping[str, Any], table_of: Mapping[str, str]) -> dict[str, Any]:

@@ -189,6 +189,31 @@ def test_records_of_an_output(
         assert all(frame.values.shape == (4, 5) for frame in drawn[-1][0])
 
 
+def test_records_with_dates_and_particles(
+    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The title has the date of a record; the first field by name is drawn, and no particles."""
+    support.require("mpi")
+    path = tmp_path / "run.zarr"
+    with halox.Grid((4, 5), device="cpu") as grid:
+        p = halox.Particles(grid, [(1, 1)], a=1)
+        for name, fields in (("run.zarr", {"u": grid.zeros()}), ("only.zarr", {})):
+            with halox.Output(grid, tmp_path / name, fields, p=p) as out:
+                for second in ("15.25", "16"):
+                    out.append(time=np.datetime64(f"2026-02-28T12:30:{second}"))
+    for words, second in ([], "16"), (["--slice", "time=0"], "15.250"):
+        assert main(["view", str(path), *words]) == 0
+        (frame,) = drawn[-1][0]
+        assert frame.title.startswith(f"u at time = 2026-02-28T12:30:{second}\n")
+    for name, *words in (
+        ("run.zarr", "--field", "p.a"),
+        ("run.zarr", "--field", "p_count"),
+        ("only.zarr",),
+    ):
+        assert main(["view", str(tmp_path / name), *words]) == 2
+        assert "is of particles" in capsys.readouterr().err
+
+
 def test_windows_of_an_output(tmp_path: Path, drawn: list[Any]) -> None:
     """The first field by name is no bounds of windows, and missing windows are drawn."""
     support.require("mpi")
