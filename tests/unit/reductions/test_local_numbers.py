@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halox.decomposition.blocks import BLOCK
-from halox.reductions.host.cell_sums import dot, moments, sum_of_squares
+from halox.reductions.host.cell_sums import dot, sum_of_squares
 from halox.reductions.operations import wide_dtype
 
 SHAPES = [
@@ -41,18 +41,6 @@ def test_numbers(shape, dtype):
     assert squares.dtype == np.dtype("f8") and product.dtype == wide_dtype(np.dtype(dtype))
     np.testing.assert_allclose(squares, (np.abs(x) ** 2).sum(), rtol=1e-13)
     np.testing.assert_allclose(product, (np.conj(x) * y).sum(), rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", ["?", "i2", "u8", "f2", "f4", "f8"])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if 0 not in shape], ids=str)
-def test_moments(shape, dtype):
-    """Also of numbers with a large mean that changes from block to block."""
-    a = np.abs(np.random.default_rng(4).normal(size=shape) * 20).astype(dtype)
-    for numbers in (a, a + np.arange(a.size, dtype="f8").reshape(shape) // BLOCK * 1e7 + 1e9):
-        pivot, mean, variance = moments(numbers)
-        exact = numbers.astype("f8") - numbers.astype("f8").flat[0]
-        np.testing.assert_allclose(pivot + mean, numbers.mean(dtype="f8"), rtol=1e-13)
-        np.testing.assert_allclose(variance, exact.var(), rtol=1e-12, atol=1e-15)
 
 
 def test_no_copy_is_made_and_the_bits_stay():
