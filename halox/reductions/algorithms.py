@@ -54,9 +54,6 @@ SHARED = Link(2.0, 80.0)
 """Synchronisation of a node's ranks in shared memory, and the bytes that they read and write there; measured on two."""
 
 
-NCCL_GATHERED_BYTES = 1 << 18
-"""Most bytes that a rank receives by NCCL before arrays are cut: a second and third group cost some 20 us."""
-
 NCCL = Link(10.0, 20.0)
 """NCCL between nodes; a step is a group of sends and receives."""
 
@@ -136,9 +133,7 @@ def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers
     each = math.ceil(ranks / nodes)
     kernels = ("oneshot", "reduce_scatter_allgather") if each > 1 else ()
     within = min((predict_device_us(kernel, nbytes, each, 1) for kernel in kernels), default=0.0)
-    far = (nodes - 1) * nbytes
-    steps, moved = (1, far) if far <= NCCL_GATHERED_BYTES else (3, 2 * nbytes)
-    return within + steps * NCCL.step_us + NCCL.us(1, moved)
+    return within + NCCL.step_us + NCCL.us(1, (nodes - 1) * nbytes)
 
 
 def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:

@@ -304,7 +304,7 @@ def _across_nodes(
         world.attempt(make, _MAKING)
         return NcclHierarchicalReduction(
             *(context, nccl_of(context), operation.name, dtype, elements),
-            lambda count: ArrayKernels(dtype, operation.name, count, device),
+            partial(ArrayKernels, dtype, operation.name, elements, device),
             within,
         )
     except HaloxError:
