@@ -199,10 +199,14 @@ class Model:
         names: Sequence[str] = algorithms.HOST_ALGORITHMS
         if not self.on_gpu:
             return min(algorithms.predict_us(name, 8, ranks, nodes) for name in names)
-        names = algorithms.DEVICE_ALGORITHMS
-        names = names[-2:] if nodes > 1 else names[2:] if self.gpu_ranks > 1 else names[:2]
-        how: Any = {"sharers": self.gpu_ranks, "by_nccl": self.gpu_ranks == 1}
-        return min(algorithms.predict_device_us(name, 8, ranks, nodes, **how) for name in names)
+        names, sharers = algorithms.DEVICE_ALGORITHMS, self.gpu_ranks
+        if nodes > 1:  # NCCL refuses ranks that share a GPU
+            names = names[-1:] if sharers > 1 else names[-2:]
+        else:
+            names = ("shared_buffer", "binomial", "host") if sharers > 1 else names[:2]
+        return min(
+            algorithms.predict_device_us(name, 8, ranks, nodes, sharers=sharers) for name in names
+        )
 
 
 def constants(grid: Any) -> Costs:

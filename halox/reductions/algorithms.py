@@ -54,9 +54,6 @@ SHARED = Link(2.0, 80.0)
 """Synchronisation of a node's ranks in shared memory, and the bytes that they read and write there; measured on two."""
 
 
-NCCL_GATHERED_BYTES = 1 << 18
-"""Most bytes that a rank receives by NCCL before arrays are cut: a second and third group cost some 20 us."""
-
 NCCL = Link(10.0, 20.0)
 """NCCL between nodes; a step is a group of sends and receives."""
 
@@ -105,10 +102,8 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
     return _ordered_us(nbytes, ranks, nodes)
 
 
-def predict_device_us(
-    name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1, by_nccl: bool = False
-) -> float:
-    """Return the predicted microseconds of an algorithm for arrays on GPUs; ``by_nccl``: "hierarchical" uses NCCL.
+def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1) -> float:
+    """Return the predicted microseconds of an algorithm for arrays on GPUs.
 
     Examples
     --------
@@ -120,7 +115,6 @@ def predict_device_us(
     """
     costs = SHARED_GPU if sharers > 1 else OWN_GPU
     peer, copy = costs.peer_gb_per_s * _B_PER_US, costs.copy_gb_per_s * _B_PER_US
-    through_host = costs.host_us + 2 * sharers * nbytes / (costs.host_gb_per_s * _B_PER_US)
     others = ranks - 1
     if name == "oneshot":
         return costs.oneshot_us + _WIDE_PACKETS * others * nbytes / peer
@@ -134,21 +128,12 @@ def predict_device_us(
         steps = costs.tree_us + (levels + 1) * costs.step_us
         return sharers * steps + (levels + others) * nbytes / copy
     if name == "host":
+        through_host = costs.host_us + 2 * sharers * nbytes / (costs.host_gb_per_s * _B_PER_US)
         return through_host + _ordered_us(nbytes, ranks, nodes)
     each = math.ceil(ranks / nodes)
-    within = min(
-        predict_device_us(inner, nbytes, each, 1, sharers=sharers)
-        for inner in (
-            ("shared_buffer", "host") if sharers > 1 else ("oneshot", "reduce_scatter_allgather")
-        )
-    )
-    if nodes == 1:
-        return within + through_host
-    if by_nccl:
-        far = (nodes - 1) * nbytes
-        steps, moved = (1, far) if far <= NCCL_GATHERED_BYTES else (3, 2 * nbytes)
-        return (within if each > 1 else 0.0) + steps * NCCL.step_us + NCCL.us(1, moved)
-    return within + through_host + _leaders_us(nbytes, ranks, nodes)
+    kernels = ("oneshot", "reduce_scatter_allgather") if each > 1 else ()
+    within = min((predict_device_us(kernel, nbytes, each, 1) for kernel in kernels), default=0.0)
+    return within + NCCL.step_us + NCCL.us(1, (nodes - 1) * nbytes)
 
 
 def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:
@@ -185,13 +170,7 @@ def choose_algorithm(name: str | None, nbytes: int, ranks: int, nodes: int) -> s
 
 
 def rank_algorithms(
-    possible: Collection[str],
-    nbytes: int,
-    ranks: int,
-    nodes: int,
-    *,
-    sharers: int,
-    by_nccl: bool = False,
+    possible: Collection[str], nbytes: int, ranks: int, nodes: int, *, sharers: int
 ) -> list[str]:
     """Return algorithms for arrays on GPUs, in ascending order of predicted times.
 
@@ -201,16 +180,15 @@ def rank_algorithms(
     --------
     >>> rank_algorithms(DEVICE_ALGORITHMS, 8, 2, 1, sharers=1)[0]
     'oneshot'
-    >>> rank_algorithms(DEVICE_ALGORITHMS[4:], 8, 4, 4, sharers=1, by_nccl=True)[0]
+    >>> rank_algorithms(DEVICE_ALGORITHMS[4:], 8, 4, 4, sharers=1)[0]
     'hierarchical'
-    >>> [rank_algorithms(DEVICE_ALGORITHMS[2:], n << 10, 2, 1, sharers=2)[0] for n in (1, 512, 4096)]
+    >>> shared = ("shared_buffer", "binomial", "host")
+    >>> [rank_algorithms(shared, n << 10, 2, 1, sharers=2)[0] for n in (1, 512, 4096)]
     ['host', 'host', 'shared_buffer']
     """
     return sorted(
         (name for name in DEVICE_ALGORITHMS if name in possible),
-        key=lambda name: predict_device_us(
-            name, nbytes, ranks, nodes, sharers=sharers, by_nccl=by_nccl
-        ),
+        key=lambda name: predict_device_us(name, nbytes, ranks, nodes, sharers=sharers),
     )
 
 

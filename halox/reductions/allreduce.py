@@ -101,7 +101,7 @@ class Allreduce(Closing):
         If this object is closed.
     ExchangeTimeoutError
         If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot",
-        "reduce_scatter_allgather", and "hierarchical" by NCCL, if another rank missed an earlier call. The results of
+        "reduce_scatter_allgather" and "hierarchical", if another rank missed an earlier call. The results of
         that call and of all later calls are not valid.
     MissingPackageError
         If mpi4py or an MPI library is missing.
@@ -109,7 +109,7 @@ class Allreduce(Closing):
     Notes
     -----
     The constructor, calls and `close` are collective over ``comm``. All errors are raised on all ranks or on no rank,
-    with one exception. With "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL the hosts do not
+    with one exception. On GPUs with "oneshot", "reduce_scatter_allgather" and "hierarchical" the hosts do not
     synchronize in a call, so that a call with an unsuitable array raises only on its rank. The remaining ranks wait for
     that rank until the time limit, and their next call raises `ExchangeTimeoutError`.
 
@@ -231,8 +231,8 @@ class Allreduce(Closing):
         Notes
         -----
         Collective. Blocks for arrays on the host. On a GPU the call is ordered with CuPy's current stream. "oneshot",
-        "reduce_scatter_allgather", and "hierarchical" by NCCL return at once. "shared_buffer" and "binomial" wait for
-        the hosts of all ranks; "host", and "hierarchical" without NCCL, also wait for the stream. Calls on changing
+        "reduce_scatter_allgather" and "hierarchical" return at once. "shared_buffer" and "binomial" wait for the hosts
+        of all ranks; "host" also waits for the stream. Calls on changing
         streams run in the order of the calls, except in captures.
         """
         if self._launch is not None:

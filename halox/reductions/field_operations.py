@@ -40,20 +40,13 @@ class FieldOperation:
 
     def accumulator(self, dtype: DType) -> DType:
         """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""
-        if self.local == "Placed":
-            return np.dtype([("value", dtype), ("index", "u8")], align=True)
         if self.op in ("min", "max"):
             return dtype
-        if self.local == "Deviation":
-            return np.dtype("c16")
         return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
 
     def identity(self, dtype: DType) -> Any:
         """Return the identity element of the operation, in the accumulator's dtype."""
         accumulator = self.accumulator(dtype)
-        if self.local == "Placed":
-            value = replace(self, local="Value").identity(dtype)
-            return np.array((value, np.iinfo("u8").max), accumulator)
         if self.op not in ("min", "max"):
             return accumulator.type(0)
         if accumulator.kind == "f":
@@ -72,16 +65,9 @@ FIELD_OPERATIONS: dict[str, FieldOperation] = {
         FieldOperation("max", "max"),
         FieldOperation("norm", local="Square", finish="Root"),
         FieldOperation("dot", local="Product"),
-        FieldOperation("moments", local="Deviation"),
-        FieldOperation("argmin", "min", "Placed"),
-        FieldOperation("argmax", "max", "Placed"),
     )
 }
-"""Operations by name. The last three are for the cells of one rank on a GPU.
-
-"moments" adds the differences from one cell and their squares; the cell is the second field, with strides of 0. For
-"argmin" and "argmax" the second field is a contiguous one at address 0, whose addresses tell the cells' numbers.
-"""
+"""Operations by name."""
 
 EXACT_OPERATIONS: dict[str, FieldOperation] = {
     name: replace(FIELD_OPERATIONS[name], is_exact=True) for name in ("sum", "norm", "dot")

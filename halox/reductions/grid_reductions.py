@@ -226,13 +226,15 @@ class GridReductions:
     def std(self, field: FieldLike) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
 
-        Collective; blocks, on a GPU too. Its errors are raised on all ranks. Each cell is read once.
-        A large mean cancels no digits: it is subtracted before squares are added, and the variances of blocks and ranks
-        are combined by the formula of Chan, Golub and LeVeque.
+        Collective; blocks, on a GPU too. Its errors are raised on all ranks. The field may have the dtypes of `reduce`.
+        A large mean cancels no digits: cells are read twice, and the mean is subtracted before squares are added.
         """
         from halox.reductions.statistics import deviation
 
-        return deviation(self.domain, self._reductions.moments, field)
+        def total(text: str, **named: Any) -> Any:
+            return self._expressions("std", text, "sum", None, False, named)
+
+        return deviation(self.domain, total, field)
 
     def argmin(self, field: FieldLike) -> tuple[int, ...]:
         """Return the index of the smallest value in the whole field, as `gather` returns it, the same on all ranks.
@@ -251,13 +253,13 @@ class GridReductions:
         """
         from halox.reductions.statistics import extreme
 
-        return extreme(self.domain, self._reductions.place, "argmin", field)
+        return extreme(self.domain, lambda: self._reduce("min", None, field), "argmin", field)
 
     def argmax(self, field: FieldLike) -> tuple[int, ...]:
         """Return the index of the largest value, or of the first NaN, in the whole field; see `argmin`."""
         from halox.reductions.statistics import extreme
 
-        return extreme(self.domain, self._reductions.place, "argmax", field)
+        return extreme(self.domain, lambda: self._reduce("max", None, field), "argmax", field)
 
     @single_threaded
     def histogram(
@@ -295,7 +297,10 @@ class GridReductions:
         """
         from halox.reductions.statistics import histogram
 
-        return histogram(self.domain, self._reductions.ends, field, bins, range)
+        def ends() -> tuple[Any, Any]:
+            return self._reduce("min", None, field), self._reduce("max", None, field)
+
+        return histogram(self.domain, ends, field, bins, range)
 
     def min(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.reductions.cells import cells_of
 from halox.reductions.field_operations import find_field_operation
-from halox.reductions.host.cell_sums import merged
 from halox.reductions.operations import result_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import as_device_array, to_host
@@ -70,46 +69,44 @@ def array_axes(layout: FieldLayout, axis: object, dims: Sequence[str]) -> tuple[
     return tuple(len(layout.spec.components_before) + n for n in axes)
 
 
-def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> float:
-    """Return the standard deviation; ``moments`` is that of this rank's numbers. Blocks."""
+def deviation(domain: Domain, total: Callable[..., Any], field: object) -> float:
+    """Return the standard deviation; ``total(text, **named)`` adds an expression of fields. Collective; blocks."""
 
-    def read(own: Any, _: FieldLayout) -> tuple[None, _Alike, list[tuple[float, ...]]]:
-        parts = [own.real, own.imag] if own.dtype.kind == "c" else [own]
-        return None, {}, [tuple(map(float, moments(part))) for part in parts]
+    def read(own: Any, layout: FieldLayout) -> tuple[tuple[int, str], _Alike, None]:
+        points = number_of_points(layout, array_axes(layout, None, ()), False)
+        return (points, own.dtype.kind), {}, None
 
-    _, of_ranks = _of_cells(domain, "std", field, read)
-    owned_of_ranks = domain.layouts.find(field).owned_of_ranks
-    counts = [prod(cut.stop - cut.start for cut in owned) for owned in owned_of_ranks]
-    return float(np.sqrt(sum(merged(counts, part)[2] for part in zip(*of_ranks, strict=True))))
+    (points, kind), _ = _of_cells(domain, "std", field, read)
+    # Of double precision, and so are the differences.
+    mean = total("u" if kind in "fc" else "1.0 * u", u=field) / points
+    squares = "real(u - m) ** 2 + imag(u - m) ** 2" if kind == "c" else "(u - m) ** 2"
+    return sqrt(float(total(squares, u=field, m=mean)) / points)
 
 
-def extreme(
-    domain: Domain, place: Callable[[str, Any], tuple[int, Any]], name: str, field: object
-) -> tuple[int, ...]:
-    """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks.
+def extreme(domain: Domain, best: Callable[[], Any], name: str, field: object) -> tuple[int, ...]:
+    """Return the first position of ``best()``, the smallest ("argmin") or largest ("argmax") value; blocks."""
+    (own, starts), _ = _of_cells(
+        domain, name, field, lambda own, layout: ((own, starts_of(layout)), {}, None)
+    )
+    value = best()
 
-    ``place`` finds it among this rank's cells.
-    """
+    def find() -> tuple[None, tuple[int, ...] | None]:
+        is_best = own == value if value == value else own != own
+        index = np.unravel_index(int(is_best.argmax()), own.shape)
+        position = tuple(int(n) + start for n, start in zip(index, starts, strict=True))
+        return None, position if is_best[index] else None
 
-    def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
-        number, value = place(name, own)
-        index = np.unravel_index(number, own.shape)
-        position = tuple(int(n) + start for n, start in zip(index, starts_of(layout), strict=True))
-        return None, {}, (position, value)
-
-    _, of_ranks = _of_cells(domain, name, field, find)
-    of_ranks.sort(key=lambda found: found[0])
-    best = int(getattr(np, name)([value for _, value in of_ranks]))
-    index: tuple[int, ...] = of_ranks[best][0]
-    return index
+    _, of_ranks = domain.world.gather(find, _REDUCING)
+    first: tuple[int, ...] = min(position for position in of_ranks if position is not None)
+    return first
 
 
 def histogram(
-    domain: Domain, ends: Callable[[Any], tuple[Any, Any]], field: object, bins: Any, limits: Any
+    domain: Domain, ends: Callable[[], tuple[Any, Any]], field: object, bins: Any, limits: Any
 ) -> tuple[Array, Array]:
     """Return counts and edges, as `halox.Grid.histogram` describes them; blocks.
 
-    ``ends`` finds the smallest and the largest of this rank's cells.
+    ``ends()`` returns the smallest and the largest value of the field; collective.
     """
 
     def edges_of(values: Array) -> Array:
@@ -121,16 +118,13 @@ def histogram(
                 f"bins, range: {given}: {shortened(str(error))}; give rising edges, or a number and finite ends"
             ) from None
 
-    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, Any]:
+    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, None]:
         if isinstance(bins, str):
             raise FieldError(f"bins: expected a number or edges, got {bins!r}")
         check_unmasked(bins, "bins")
         check_unmasked(limits, "range")
         edges_of(np.zeros(1, own.dtype))
-        alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
-        # Given edges or ends do not depend on the cells.
-        is_found = limits is None and np.ndim(bins) == 0
-        return own, alike, ends(own) if is_found else np.zeros(2, own.dtype)
+        return own, {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}, None
 
     def count() -> Array:
         if len(edges) < 2:
@@ -141,8 +135,10 @@ def histogram(
         parts = [np.histogram(own[at], bins, ends)[0] for at in blocks(own.shape, _BLOCK)]
         return np.asarray(np.sum(parts, axis=0))
 
-    own, of_ranks = _of_cells(domain, "histogram", field, read)
-    edges = edges_of(np.array(of_ranks, own.dtype).reshape(-1))
+    own, _ = _of_cells(domain, "histogram", field, read)
+    # Given edges or ends do not depend on the cells.
+    is_found = limits is None and np.ndim(bins) == 0
+    edges = edges_of(np.array([*map(to_host, ends())] if is_found else [0, 0], own.dtype))
     _, counts = domain.world.gather(lambda: (None, count()), _REDUCING)
     return np.asarray(np.sum([*counts], axis=0)), edges
 

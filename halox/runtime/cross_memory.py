@@ -28,7 +28,9 @@ MOST_BLOCKS = 1024
 _SURVEYING = "the survey of cross-memory attach"
 _APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
 _TOKEN_BYTES = 16
-_SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
+_REMEDY = (
+    "the ranks need one user, kernel.yama.ptrace_scope=0, and in containers --cap-add=SYS_PTRACE"
+)
 
 
 class MemoryCopy:
@@ -145,33 +147,10 @@ def _why_refused(own: int, place: int, rank: int, probe: _Probe) -> str | None:
             return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
         MemoryCopy("write", probe.pid, iovec_of(mark), their_mark)()
     except OSError as error:
-        return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_reason(error)}"
+        return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {error.strerror}; {_REMEDY}"
     return None
 
 
 def iovec_of(array: npt.NDArray[np.uint8]) -> Iovec:
     """Return the memory of a contiguous array as a list of one block."""
     return np.array([[array.ctypes.data, array.nbytes]], np.uint64)
-
-
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error)
-    if error.errno == errno.EPERM:
-        scope = _ptrace_scope()
-        remedy = (
-            f"kernel.yama.ptrace_scope is {scope}, 0 would allow it"
-            if scope not in (None, "0")
-            else "the processes have different users, or a container forbids it (--cap-add=SYS_PTRACE)"
-        )
-        return f"{text}; {remedy}"
-    if error.errno in (errno.ESRCH, errno.EFAULT):
-        return f"{text}; perhaps the ranks {_APART}"
-    return text
-
-
-def _ptrace_scope() -> str | None:
-    try:
-        with open(_SCOPE_FILE) as file:
-            return file.read().strip()
-    except OSError:
-        return None

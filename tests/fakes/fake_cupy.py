@@ -81,6 +81,23 @@ class Array:
     def __add__(self, other: Any) -> Array:
         return Array(np.asarray(self.values + plain(other)))
 
+    def __truediv__(self, other: Any) -> Array:
+        return Array(np.asarray(self.values / plain(other)))
+
+    def __eq__(self, other: object) -> Any:
+        return Array(np.asarray(self.values == plain(other)))
+
+    def __ne__(self, other: object) -> Any:
+        return Array(np.asarray(self.values != plain(other)))
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def argmax(self) -> Any:
+        return self.values.argmax()
+
     def all(self) -> Any:
         return self.values.all()
 

@@ -63,9 +63,7 @@ assert counts == [2, 2, 2], "every copy was launched twice"
 
 # Errors name the driver's function.
 rows = PreparedMemcpy(8, 2, target_pitch=7, source_pitch=8)
-assert "cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check" in refusal(
-    lambda: rows.launch(at, at, STREAM)
-)
+assert "cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; " in refusal(lambda: rows.launch(at, at, STREAM))
 variable("next_error").value = 12345
 assert "cuMemcpyAsync: CUDA error 12345" in refusal(
     lambda: PreparedMemcpy(8).launch(at, at, STREAM)
@@ -98,13 +96,5 @@ assert variable("launches").value == 2
 
 # halox's error numbers have the names that the bindings give them.
 names = {int(result): result.name.removeprefix("CUDA_ERROR_") for result in cu.CUresult}
-assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED)] == [
-    "INVALID_VALUE",
-    "OUT_OF_MEMORY",
-    "INVALID_DEVICE",
-    "INVALID_CONTEXT",
-    "INVALID_HANDLE",
-    "ILLEGAL_ADDRESS",
-    "STREAM_CAPTURE_UNSUPPORTED",
-    "NOT_INITIALIZED",
-]
+codes = driver.NOT_INITIALIZED, driver.INVALID_CONTEXT
+assert [names[code] for code in codes] == ["NOT_INITIALIZED", "INVALID_CONTEXT"]

@@ -76,8 +76,9 @@ def check_statistics(comm: MPI.Intracomm) -> list[str]:
                 cuts = (slice(None),) * first + grid.layout(u).owned
                 grid.interior(u)[...] = cupy.asarray(whole[cuts])
                 wide = whole.astype("c16" if dtype[0] == "c" else "f8")
-                results: list[tuple[str, Any, Any]] = [("std", grid.std(u), wide.std())]
+                results: list[tuple[str, Any, Any]] = []
                 if dtype != "f2":
+                    results.append(("std", grid.std(u), wide.std()))
                     results.append(("mean", grid.mean(u), wide.mean()))
                 results.append(("axis", grid.mean(u, axis=(0, 2)), wide.mean((first, first + 2))))
                 if dtype[0] != "c":

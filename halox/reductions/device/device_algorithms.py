@@ -2,13 +2,10 @@
 
 ``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`kernel_reductions`).
 ``shared_buffer`` and ``binomial`` are trees of events (`tree_reduction`). ``host`` uses page-locked memory, which the
-ranks share or whose contents MPI transfers. ``hierarchical`` uses page-locked memory between nodes, after the GPUs of
-each node have combined their arrays::
+ranks share or whose contents MPI transfers. ``hierarchical`` is for GPUs of several nodes (`nccl_reduction`)::
 
-    node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
-    node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'
-
-If every rank has NCCL and a separate GPU, NCCL transfers the nodes' values instead (`nccl_reduction`).
+    node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    a <- NCCL -> a op b, on all GPUs
+    node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    b <- NCCL -> a op b, on all GPUs
 """
 
 from __future__ import annotations
@@ -20,13 +17,13 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError, raising
+from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.reductions.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.reductions.device.kernel_plans import plan_oneshot, plan_scattered
 from halox.reductions.device.kernel_reductions import KernelReduction, make_kernel_reduction
 from halox.reductions.device.nccl_reduction import Combiner, NcclHierarchicalReduction
 from halox.reductions.device.tree_reduction import ArrayKernels, Shape, make_tree_reduction
-from halox.reductions.host.host_algorithms import HostAlgorithm, Leaders
+from halox.reductions.host.host_algorithms import HostAlgorithm
 from halox.reductions.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.reductions.operations import Operation
 from halox.runtime.arrays import Array, DType
@@ -136,65 +133,6 @@ class HostStagedReduction:
             self._host.close()
 
 
-class HierarchicalReduction:
-    """``hierarchical``: combine within each node, then between the nodes' leaders on the host."""
-
-    captures = False
-
-    def __init__(
-        self,
-        context: Context,
-        operation: Operation,
-        dtype: DType,
-        elements: int,
-        device: int,
-    ) -> None:
-        world = self._world = context.world
-        self._order = StreamOrder()
-        self._buffer = _pinned(world, dtype, elements)
-        self._values = self._buffer.array.view(dtype)
-        self._nodes = world.node_count
-        self._within: _NodeReduction | None = None
-
-        def make() -> None:
-            if world.node_size > 1:
-                what = operation, dtype, elements
-                self._within = _NodeReduction(world, device, what, without=["hierarchical"])
-
-        try:
-            world.attempt(make, _MAKING)
-        except HaloxError:
-            if self._within is not None:
-                self._within.close()
-            self._buffer.close()
-            raise
-        self._leaders = Leaders(world, operation, dtype, elements)
-
-    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        self._world.attempt(raising(error), _DOING)
-        if self._within is not None:
-            self._within.reduce(source, target, stream, None)
-            source = target
-            if self._nodes == 1:
-                return
-        moves = _Copies(source, target, stream)
-        self._order.follow(stream)
-        if self._leaders.is_one:
-            moves.fetch(self._values, 0)
-        # On ranks that are not leaders, wait for the last call's copy to the GPU before its memory is written again.
-        moves.wait()
-        self._leaders.combine(self._values)
-        moves.bring(self._values, 0)
-
-    def close(self) -> None:
-        """Release memory and communicators; collective."""
-        self._order.synchronize()
-        self._buffer.close()
-        self._leaders.close()
-        if self._within is not None:
-            self._within.close()
-
-
 def why_no_kernels(world: World, topology: Topology) -> str | None:
     """Return why kernels of all ranks cannot reduce together, None if they can; the same on all ranks."""
     return _first_reason(world, topology.why_no_signals)
@@ -209,9 +147,10 @@ def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | 
 
 
 def why_not(
-    world: World, topology: Topology, operation: Operation, dtype: DType, elements: int
+    context: Context, topology: Topology, operation: Operation, dtype: DType, elements: int
 ) -> dict[str, str]:
-    """Return the reasons why algorithms are not available, by name; the same on all ranks."""
+    """Return the reasons why algorithms are not available, by name; the same on all ranks. Collective."""
+    world = context.world
     if operation.is_exact:
         others = (name for name in DEVICE_ALGORITHMS if name != "host")
         return dict.fromkeys(others, "the host adds the values of all ranks in a reproducible sum")
@@ -230,6 +169,11 @@ def why_not(
     no_tree = no_tree or _first_reason(world, topology.why_no_events)
     if no_tree is not None:
         reasons |= dict.fromkeys(("shared_buffer", "binomial"), no_tree)
+    no_nodes = (
+        "all ranks are on one node" if world.node_count == 1 else context.of_gpus(why_no_nccl)
+    )
+    if no_nodes is not None:
+        reasons["hierarchical"] = no_nodes
     return reasons
 
 
@@ -272,7 +216,7 @@ def make_algorithm(
         _MAKING,
         "and making a reduction needs the host; make it, or call it once, before the capture",
     )
-    reasons = why_not(world, topology, operation, dtype, max(elements, 1))
+    reasons = why_not(context, topology, operation, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]
     if requested is not None and requested in reasons:
@@ -283,14 +227,7 @@ def make_algorithm(
     if not elements:
         return EmptyReduction(), requested or "oneshot", reasons
     sharers = max(1, int(topology.users.max()))
-    ranked = rank_algorithms(
-        possible,
-        nbytes,
-        world.size,
-        world.node_count,
-        sharers=sharers,
-        by_nccl=_can_use_nccl(context),
-    )
+    ranked = rank_algorithms(possible, nbytes, world.size, world.node_count, sharers=sharers)
     for name in [requested] if requested is not None else ranked:
         try:
             return _make(context, device, name, what), name, reasons
@@ -318,29 +255,18 @@ def _make(
         return make_tree_reduction(world, memory, cast(Shape, name), nbytes, kernels)
     if name == "host":
         return HostStagedReduction(context, operation, dtype, elements)
-    by_nccl = _across_nodes_by_nccl(context, device, what)
-    return by_nccl or HierarchicalReduction(context, operation, dtype, elements, device)
-
-
-def _can_use_nccl(context: Context) -> bool:
-    """Whether ``hierarchical`` may use NCCL between nodes; collective."""
-    return context.world.node_count > 1 and context.of_gpus(why_no_nccl) is None
+    return _across_nodes(context, device, what)
 
 
 class _NodeReduction:
-    """A reduction among the ranks of a node, on a context of its own; names the ranks in errors.
+    """A reduction by a kernel among the ranks of a node, on a context of its own; names the ranks in errors.
 
-    Collective over the node to make; `FieldError` if no algorithm is left.
+    Collective over the node to make; `FieldError` if kernels of the ranks cannot reduce together.
     """
 
-    def __init__(
-        self,
-        world: World,
-        device: int,
-        what: tuple[Operation, DType, int],
-        without: Collection[str],
-    ) -> None:
+    def __init__(self, world: World, device: int, what: tuple[Operation, DType, int]) -> None:
         self._context, self._ranks = Context(World(world.node_comm)), list(world.node_ranks)
+        without = set(DEVICE_ALGORITHMS) - set(_KERNELS)
         try:
             self._within, _, _ = make_algorithm(self._context, device, what, without=without)
         except HaloxError as error:
@@ -361,37 +287,27 @@ class _NodeReduction:
         self._context.close()
 
 
-def _across_nodes_by_nccl(
+def _across_nodes(
     context: Context, device: int, what: tuple[Operation, DType, int]
-) -> DeviceAlgorithm | None:
-    """Make ``hierarchical`` by NCCL; None without NCCL, or if a node's kernels cannot reduce together. Collective."""
-    if not _can_use_nccl(context):
-        return None
+) -> DeviceAlgorithm:
+    """Make ``hierarchical``; collective. Raises a `HaloxError` if a node's kernels cannot reduce together."""
     operation, dtype, elements = what
-    world, others = context.world, set(DEVICE_ALGORITHMS) - set(_KERNELS)
+    world = context.world
     within: _NodeReduction | None = None
 
-    def make() -> tuple[None, list[int]]:
+    def make() -> None:
         nonlocal within
-        try:
-            if world.node_size > 1:
-                within = _NodeReduction(world, device, what, without=others)
-        except FieldError:
-            return None, [1]
-        return None, [0]
+        if world.node_size > 1:
+            within = _NodeReduction(world, device, what)
 
     try:
-        _, (unable,) = world.total(make, _MAKING)
-        if not unable:
-            return NcclHierarchicalReduction(
-                *(context, nccl_of(context), operation.name, dtype, elements),
-                lambda count: ArrayKernels(dtype, operation.name, count, device),
-                within,
-            )
+        world.attempt(make, _MAKING)
+        return NcclHierarchicalReduction(
+            *(context, nccl_of(context), operation.name, dtype, elements),
+            partial(ArrayKernels, dtype, operation.name, elements, device),
+            within,
+        )
     except HaloxError:
         if within is not None:
             within.close()
         raise
-    if within is not None:
-        within.close()
-    return None

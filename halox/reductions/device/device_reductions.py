@@ -11,9 +11,7 @@ compare when the reduction is made.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -32,11 +30,11 @@ from halox.reductions.device.field_plans import EXACT_WORDS, check_aligned
 from halox.reductions.device.kernel_plans import MOST_RANKS
 from halox.reductions.device.kernel_reductions import FieldReduction, make_kernel_reduction
 from halox.reductions.expressions import Request, returning, typed
-from halox.reductions.field_operations import FIELD_OPERATIONS, find_field_operation
+from halox.reductions.field_operations import find_field_operation
 from halox.reductions.host.host_reductions import HostArrays
-from halox.reductions.operations import check_out, element, find_operation
+from halox.reductions.operations import check_out, find_operation
 from halox.reductions.prepared import Launch, PreparedReductions, Signature
-from halox.runtime.arrays import Described, DType, describe
+from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array, has_kernels
@@ -94,67 +92,6 @@ class DeviceReductions(HostArrays):
             bind, address = reduction.bind, new if out is None else target.data.ptr
             self.fields.prepare(key, fields, out, lambda: bind(cells, address))
             return target if out is None else out
-
-    def moments(self, numbers: Any) -> tuple[float, ...]:
-        """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
-
-        One launch, which subtracts the number in the middle of the array, reads it. If this number is far from the
-        others, compared with their deviation, a second launch subtracts the mean.
-        """
-        cells = describe(numbers)
-        pivot = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
-        for _ in range(2):
-            one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
-            sums = self._local("moments", [cells, one])
-            if sums is None:
-                away = numbers.astype("f8") - pivot
-                return float(pivot), float(away.mean()), float(away.var())
-            mean, square = (sums.view("f8") / numbers.size).tolist()
-            variance, at = square - mean * mean, float(pivot)
-            if not mean * mean > 16 * variance:  # also if this is not a number
-                break
-            pivot = cupy().asarray(at + mean, numbers.dtype)
-        return at, mean, max(variance, 0.0)  # NaN stays
-
-    def ends(self, numbers: Any) -> tuple[Any, Any]:
-        """Return the smallest and the largest number of this rank; blocks."""
-        least, largest = (self._local(name, [describe(numbers)]) for name in ("min", "max"))
-        if least is None or largest is None:
-            # CuPy takes 100 times as long for strided numbers.
-            flat = cupy().ascontiguousarray(numbers)
-            return flat.min().get()[()], flat.max().get()[()]
-        return least.view(numbers.dtype)[0], largest.view(numbers.dtype)[0]
-
-    def place(self, name: str, numbers: Any) -> tuple[int, Any]:
-        """Return the number of a cell, in the order of the array, and its value; see `cell_sums.place`. Blocks."""
-        cells = describe(numbers)
-        strides = [
-            cells.dtype.itemsize * prod(cells.shape[n + 1 :]) for n in range(len(cells.shape))
-        ]
-        found = self._local(name, [cells, replace(cells, pointer=0, strides=tuple(strides))])
-        if found is not None:
-            return int(found[1]), found.view(numbers.dtype)[0]
-        flat = cupy().ascontiguousarray(numbers).reshape(-1)
-        value = getattr(flat, name[3:])()
-        is_nan = value != value
-        index = int((flat != flat if is_nan else flat == value).argmax())
-        return index, value.get()[()]
-
-    def _local(self, name: str, cells: Sequence[Described]) -> Any:
-        """Reduce cells of this rank, and return the 16 bytes of the result on the host; None if no kernel does."""
-        dtype = cells[0].dtype
-        key = "of one rank", name, dtype.str
-        kernel: Any = self.fields.reductions.get(key)
-        if kernel is None and element(dtype):
-            arena = self._context.use_device(self._device)
-            kernel = FieldReduction(self._world, arena, FIELD_OPERATIONS[name], dtype, 1)
-            kernel.open_alone()
-            self.fields.add(key, kernel)
-        if kernel is None or not kernel.supports(cells):
-            return None
-        result = cupy().empty(2, "u8")
-        kernel(cells, result.data.ptr, cupy().cuda.get_current_stream())
-        return result.get()
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
         described = describe(out, "out")

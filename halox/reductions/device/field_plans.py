@@ -55,10 +55,8 @@ def plan_field(
         ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
     ]
     if not operation.is_exact:
-        is_place = operation.local == "Placed"
-        combine = find_operation(operation.op, dtype if is_place else accumulator)
-        text = f"Place<{element(dtype)}>" if is_place else element(accumulator)
-        defines += [("ACCUMULATOR", text), ("OP", combine.kernel_name)]
+        combine = find_operation(operation.op, accumulator)
+        defines += [("ACCUMULATOR", element(accumulator)), ("OP", combine.kernel_name)]
     size = accumulator.itemsize
     return planned(
         str(operation), defines, row.words, ranks, sms, size, is_exact=operation.is_exact

@@ -16,7 +16,6 @@ from halox.errors import FieldError, HaloxError, as_halox_error, raising
 from halox.reductions.cells import Cells, Profile, cells_of
 from halox.reductions.expressions import Request, returning, typed
 from halox.reductions.field_operations import find_field_operation
-from halox.reductions.host.cell_sums import ends, moments, place
 from halox.reductions.host.host_allreduce import DOING as _COMBINING
 from halox.reductions.host.host_allreduce import HostAllreduce
 from halox.reductions.host.host_programs import Blocks, FieldProgram, Program, Values
@@ -211,9 +210,6 @@ class HostReductions(HostArrays):
     """A grid's reductions on the host."""
 
     fields: PreparedReductions[HostReduction]
-    moments = staticmethod(moments)
-    ends = staticmethod(ends)
-    place = staticmethod(place)
 
     def field(
         self, name: str, fields: tuple[object, ...], out: object, is_exact: bool, key: Hashable

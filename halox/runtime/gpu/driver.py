@@ -14,20 +14,9 @@ from typing import Any, Literal, NamedTuple
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy, version_text
 
-INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 1, 3, 201
+NOT_INITIALIZED, INVALID_CONTEXT = 3, 201
 
-_REMEDIES = {
-    INVALID_VALUE: "check that every address is in memory that this GPU can reach, and that "
-    "pitches are at least as wide as what is copied",
-    2: "free device memory, for CuPy's share with cupy.get_default_memory_pool().free_all_blocks()",
-    101: "check the number of the GPU against cupy.cuda.runtime.getDeviceCount()",
-    INVALID_CONTEXT: "make the GPU current first, as cupy.cuda.Device(n).use() does",
-    400: "check that the stream still exists and belongs to the GPU that is current",
-    700: "an earlier kernel or copy touched memory that is not there, and nothing more can be done "
-    "in this process; compute-sanitizer finds which",
-    900: "end the stream's capture first",
-}
-_OTHER_REMEDY = "if an earlier CUDA call of this process failed, this is its consequence"
+_REMEDY = "if an earlier CUDA call of this process failed, this is its consequence"
 
 
 @cache
@@ -71,7 +60,7 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
             f"the NVIDIA driver has no {function.__name__}: it supports CUDA {version}; update the driver"
         ) from error
     except (KeyError, ValueError) as error:  # an error code that the bindings do not know
-        raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHER_REMEDY}") from error
+        raise DeviceError(f"{function.__name__}: CUDA error {error}; {_REMEDY}") from error
     return results
 
 
@@ -86,7 +75,7 @@ def make_context(device: int | None = None) -> None:
 def failure(function: Callable[..., object], code: int) -> DeviceError:
     """Return the `DeviceError` for an error code of a driver function."""
     name = bindings().CUresult(code).name
-    return DeviceError(f"{function.__name__}: {name}; {_REMEDIES.get(code, _OTHER_REMEDY)}")
+    return DeviceError(f"{function.__name__}: {name}; {_REMEDY}")
 
 
 class MemoryKind(NamedTuple):

@@ -10,7 +10,7 @@ thread of `halox.runtime.nccl_ranks` would stay. The binding also needs ``cuda-c
 in this module.
 
 The library is the one that the process has already loaded, else the library of ``nvidia-nccl-cu12`` or
-``nvidia-nccl-cu13``, else the library of the system or of CuPy.
+``nvidia-nccl-cu13``, else the library of the system.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Nccl:
 @cache
 def load_nccl() -> Nccl:
     """Return the NCCL library; raise `DeviceError` if it is missing or too old."""
-    library = _loaded() or _by_pathfinder() or _by_name() or _by_cupy()
+    library = _loaded() or _by_pathfinder() or _by_name()
     if library is None:
         raise DeviceError(f"no {FILE} can be loaded; {_INSTALL}")
     try:
@@ -182,12 +182,4 @@ def _by_pathfinder() -> Any | None:
 def _by_name() -> Any | None:
     with suppress(OSError):
         return ctypes.CDLL(FILE)
-    return None
-
-
-def _by_cupy() -> Any | None:
-    # CuPy loads the NCCL library that its own tool has installed.
-    with suppress(Exception):
-        import_module("cupy.cuda.nccl")
-        return _loaded()
     return None

@@ -217,8 +217,6 @@ class TestDependentLaunches:
         assert "griddepcontrol" not in compiled(name, (), "compute_80").ptx
 
 
-OF_ONE_RANK = "moments", "argmin", "argmax"
-
 REDUCTIONS = [
     *(
         (plan.function, plan.defines)
@@ -249,31 +247,11 @@ REDUCTIONS = [
                 field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5)),
             ),
             (FIELD_OPERATIONS["max"], "f4", field_row(0, (9,), (4,), 4)),
-            (
-                FIELD_OPERATIONS["moments"],
-                "f8",
-                field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0))),
-            ),
-            (
-                FIELD_OPERATIONS["argmax"],
-                "f8",
-                field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (128, 32, 8))),
-            ),
-            (
-                FIELD_OPERATIONS["argmin"],
-                "u1",
-                field_row(0, (4, 4, 4), (512, 64, 1), 1, (0, (16, 4, 1))),
-            ),
             (EXACT_OPERATIONS["norm"], "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
             (EXACT_OPERATIONS["sum"], "c8", field_row(0, (9,), (8,), 8)),
             (EXACT_OPERATIONS["dot"], "c16", field_row(0, (9,), (16,), 16, (0, (16,)))),
         )
-        for plan in (
-            # A reduction of the cells of one rank is compiled for one rank.
-            plan_field(
-                operation, np.dtype(dtype), row, 1 if operation.name in OF_ONE_RANK else 2, sms=132
-            ),
-        )
+        for plan in (plan_field(operation, np.dtype(dtype), row, 2, sms=132),)
     ),
 ]
 

@@ -32,13 +32,6 @@ __device__ __forceinline__ void take_in(Complex<T>& all, Complex<T> value)
     all.real = sum.real;
     all.imag = sum.imag;
 }
-template <class Op, class T>
-__device__ __forceinline__ void take_in(Place<T>& all, Place<T> value)
-{
-    const bool other = is_second<Op>(all, value);
-    all.value = other ? value.value : all.value;
-    all.index = other ? value.index : all.index;
-}
 
 struct Plain {
     template <class T>
@@ -124,22 +117,6 @@ struct Product {
         left.imag = -left.imag;
         return Prod::of(left, widen(*at_address<const Complex<T>>(other)));
     }
-};
-
-// The difference from a cell near the mean, the same for all cells of a rank, and its square; both in double.
-struct Deviation {
-    template <class T>
-    static __device__ __forceinline__ Complex<double> of(T cell, u64 other)
-    {
-        const double away = double(cell) - double(*at_address<const T>(other));
-        return {away, away * away};
-    }
-};
-
-// The cell and its number, from its address in a contiguous field at address 0.
-struct Placed {
-    template <class T>
-    static __device__ __forceinline__ Place<T> of(T cell, u64 other) { return {cell, other / sizeof(T)}; }
 };
 
 __device__ __forceinline__ Accumulator begun(const Partials& partials)

@@ -1,7 +1,7 @@
 // Shared text of allreduce_field.cu and exact_field.cu: the loop over the cells that a rank owns.
 //
 // Without INPUTS, a field's cells are a region (strided_body.cu) of ELEMENTs. The source of the region is the field. Its
-// target is the second field for LOCAL Product, a cell for LOCAL Deviation, and unused otherwise.
+// target is the second field for LOCAL Product, and unused otherwise.
 //
 // With INPUTS, a cell has the fields and indices of expressions (expressions.cu). Operand n of a cell is at `operand[n]`
 // plus an offset, the sum over levels of digit * stride[set]; operands with equal strides share a set. A field is loaded

@@ -64,23 +64,6 @@ __device__ __forceinline__ bool is_nan(T a)
         return a != a;
 }
 
-// A value and the number of its cell.
-template <class T>
-struct Place {
-    T value;
-    u64 index;
-};
-
-// Whether the value b, rather than a, is selected by Op, Min or Max; the lower number of two such values.
-template <class Op, class T>
-__device__ __forceinline__ bool is_second(Place<T> a, Place<T> b)
-{
-    const T best = Op::of(a.value, b.value);
-    const bool has_a = is_nan(best) ? is_nan(a.value) : a.value == best;
-    const bool has_b = is_nan(best) ? is_nan(b.value) : b.value == best;
-    return has_b && (!has_a || b.index < a.index);
-}
-
 struct Min : Same {
     template <class T>
     static __device__ __forceinline__ T of(T a, T b) { return a < b || is_nan(a) ? a : b; }
