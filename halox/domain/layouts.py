@@ -236,7 +236,7 @@ class FieldLayouts:
         if inferred is None:
             inferred = known[described.shape] = self._inferred(tuple(described.shape), halo)
         layout, lacks_halo = inferred
-        if not lacks_halo and self._is_inside_staggered(described):
+        if self._shapes_of_points and not lacks_halo and self._is_inside_staggered(described):
             raise FieldError(
                 f"array: on rank {self._rank} the points of a staggered field have the shape {layout.padded_shape} of "
                 "a field of cells with its halo; give the field itself, not grid.interior(field)"
