@@ -132,8 +132,7 @@ class DeviceOverlap(Overlap):
         remote_us: float,
     ) -> None:
         """Take the longest predicted time of a message of another rank, 0 if there are none."""
-        first = len(layout.spec.components_before)
-        strides = described.strides[first : first + layout.spec.ndim]
+        strides = described.strides[layout.spec.grid_slice]
         inner = strides.index(min(strides))
         multiples = [RIM_CELLS if axis == inner else 1 for axis in range(len(strides))]
         super().__init__(layout, width, mode, others, fixed, multiples)
