@@ -124,7 +124,7 @@ def dataarray(
     labels = domain.labels.updated(dims, coords, numbers=False)
     axes = with_faces(labels.dims, spec.staggered)
     with_halo = check_bool("halo", halo, FieldError)
-    before = len(spec.components_before)
+    before = spec.grid_axes.start
     names = [f"component_{n}" for n in range(before + len(spec.components_after))]
     cuts = layout.stored if with_halo else layout.owned
     points = layout.global_shape[before:]
@@ -217,8 +217,7 @@ class Reading:
     @property
     def dims(self) -> tuple[Hashable, ...]:
         """Names of the array's dimensions along the grid axes."""
-        before = len(self.layout.spec.components_before)
-        return self.array.dims[before : before + self.layout.spec.ndim]
+        return self.array.dims[self.layout.spec.grid_slice]
 
     @property
     def cells(self) -> tuple[slice, ...]:
@@ -226,7 +225,7 @@ class Reading:
         if self.part == "whole":
             return self.layout.owned
         if self.part == "halo":
-            return self.layout.interior[len(self.layout.spec.components_before) :][: len(self.dims)]
+            return self.layout.interior[self.layout.spec.grid_slice]
         return tuple(slice(None) for _ in self.dims)
 
     def compared(self, name: str) -> dict[str, object]:

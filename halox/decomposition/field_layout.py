@@ -226,7 +226,7 @@ class FieldLayout:
         """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
         is_there = self.is_at_wall(axis, side)
         index = [slice(None)] * len(self.padded_shape) if halo else list(self.interior)
-        place = len(self.spec.components_before) + axis
+        place = self.spec.grid_axes[axis]
         owned, number = self.interior[place], as_int(depth)
         extent = owned.stop - owned.start
         if number is None or number < 0 or (is_there and number > extent):

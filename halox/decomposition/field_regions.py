@@ -315,9 +315,9 @@ def _joined_regions(
         box = spec.box(starts, piece.sizes, piece.steps)
         order = [source for source, _ in piece.turn or ()]
         if order != sorted(order):
-            first, axes = len(spec.components_before), range(len(box.starts))
-            order = [*axes[:first], *(first + n for n in order), *axes[first + spec.ndim :]]
-            box = replace(box, order=tuple(order))
+            all_axes = [*range(len(box.starts))]
+            all_axes[spec.grid_slice] = [spec.grid_axes[n] for n in order]
+            box = replace(box, order=tuple(all_axes))
             if spec.is_vector:  # both components are swapped, too
                 steps = (-1, *(box.steps or ())[1:])
                 box = replace(box, starts=(1, *box.starts[1:]), steps=steps)

@@ -115,6 +115,17 @@ class FieldSpec:
     def ndim(self) -> int:
         return len(self.halo)
 
+    @cached_property
+    def grid_axes(self) -> range:
+        """Numbers of the grid axes among the axes of the array."""
+        first = len(self.components_before)
+        return range(first, first + self.ndim)
+
+    @cached_property
+    def grid_slice(self) -> slice:
+        """The grid axes as a slice of the array's axes, such as its shape or strides."""
+        return slice(self.grid_axes.start, self.grid_axes.stop)
+
     def box(
         self,
         starts: tuple[int, ...],

@@ -105,9 +105,8 @@ class TransformFields:
         cells = self._view(array)[layout.interior]
         if not layout.spec.components_after:
             return cells
-        first, ndim = len(layout.spec.components_before), layout.spec.ndim
-        behind = range(first + ndim, cells.ndim)
-        return cells.transpose(*range(first), *behind, *range(first, first + ndim))
+        axes = layout.spec.grid_axes
+        return cells.transpose(*range(axes.start), *range(axes.stop, cells.ndim), *axes)
 
     def _layout(
         self, array: object, described: Described, name: str, physical: bool

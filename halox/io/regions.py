@@ -29,7 +29,7 @@ def region_of(region: object, layout: FieldLayout, name: str) -> Cut:
     Raises `FieldError`, with ``name`` for the field.
     """
     spec = layout.spec
-    lengths = layout.global_shape[len(spec.components_before) :][: spec.ndim]
+    lengths = layout.global_shape[spec.grid_slice]
     cuts = [slice(None)] * spec.ndim if region is None else as_list(region)
     if cuts is None or len(cuts) != spec.ndim or not all(isinstance(c, slice) for c in cuts):
         raise FieldError(
@@ -95,7 +95,7 @@ def region_shape(layout: FieldLayout, region: Cut = ()) -> tuple[int, ...]:
     if not region:
         return layout.global_shape
     shape = list(layout.global_shape)
-    for axis, cut in enumerate(region, len(layout.spec.components_before)):
+    for axis, cut in zip(layout.spec.grid_axes, region, strict=True):
         shape[axis] = points_before(cut, shape[axis])
     return tuple(shape)
 

@@ -174,7 +174,7 @@ def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:
     The regions end at walls, which may cut a halo that is wider than blocks.
     Each step makes the outermost ``halo // every`` cells of the halo on each open side invalid.
     """
-    stored = layout.padded_shape[len(layout.spec.components_before) :]
+    stored = layout.padded_shape[layout.spec.grid_slice]
     regions = []
     for step in range(1, every + 1):
         box = []

@@ -181,9 +181,9 @@ def common_axes(spec: FieldSpec, axes: Sequence[int]) -> tuple[int, ...]:
     >>> common_axes(FieldSpec(((0, 0),) * 2, components_before=(3,), components_after=(4,)), (1, 0))
     (0, 3, 2, 1)
     """
-    before, after = len(spec.components_before), len(spec.components_after)
-    behind = range(before + spec.ndim, before + spec.ndim + after)
-    return (*range(before), *behind, *(before + axis for axis in axes))
+    grid, after = spec.grid_axes, len(spec.components_after)
+    behind = range(grid.stop, grid.stop + after)
+    return (*range(grid.start), *behind, *(grid[axis] for axis in axes))
 
 
 def memory_order(array: Described, axes: Sequence[int]) -> tuple[int, ...]:

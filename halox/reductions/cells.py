@@ -82,7 +82,7 @@ def profile_of(name: str, given: Any, field: Cells, domain: Domain) -> Profile:
     axis, numbers = dims.index(given[0]), given[1]
     check_unmasked(numbers, name)
     whole, start = describe(numbers, name), layout.owned[axis].start
-    position = len(layout.spec.components_before) + axis
+    position = layout.spec.grid_axes[axis]
     length = layout.global_shape[position]
     if whole.shape != (length,) or whole.device != domain.device_id:
         raise FieldError(

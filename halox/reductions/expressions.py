@@ -473,8 +473,8 @@ def typed(request: Request, domain: Domain) -> Typed:
             tree if op in ("min", "max") else ("where", second, ("number", 0), tree)
             for tree, op in zip(trees, request.ops, strict=True)
         ]
-    before, owned = len(specs[0].components_before), cells[0].layout.owned
-    axes = [(before + axis, owned[axis].start) for name, axis in indices.items() if name in used]
+    grid, owned = specs[0].grid_axes, cells[0].layout.owned
+    axes = [(grid[axis], owned[axis].start) for name, axis in indices.items() if name in used]
     if (axes or profiles) and specs[0].parity is not None:
         raise FieldError(
             "expression: a field of one parity has no indices and profiles; make them a field"
@@ -519,10 +519,10 @@ def typed(request: Request, domain: Domain) -> Typed:
 
 def _second_images(layout: FieldLayout, indices: Sequence[str]) -> str:
     """Return the condition of points that are images of other ones, an expression of the indices; or ""."""
-    first = len(layout.spec.components_before)
+    extents = layout.global_shape[layout.spec.grid_slice]
     boxes = []
     for box in second_images(layout):
-        cuts = zip(indices, box, layout.global_shape[first:], strict=False)
+        cuts = zip(indices, box, extents, strict=True)
         ends = [(name, *cut) for name, cut, points in cuts if cut != (0, points)]
         boxes.append(" & ".join(f"({a} <= {name}) & ({name} < {b})" for name, a, b in ends))
     return " | ".join(boxes)

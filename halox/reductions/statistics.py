@@ -66,7 +66,7 @@ def array_axes(layout: FieldLayout, axis: object, dims: Sequence[str]) -> tuple[
     axes = tuple(axis_number(entry, dims) for entry in as_entries(axis))
     if not axes or len(set(axes)) < len(axes):
         raise FieldError(f"axis: give different grid axes, got {shown(axis)}")
-    return tuple(len(layout.spec.components_before) + n for n in axes)
+    return tuple(layout.spec.grid_axes[n] for n in axes)
 
 
 def deviation(domain: Domain, total: Callable[..., Any], field: object) -> float:

@@ -156,8 +156,7 @@ def _numbers(domain: Domain, field: Described, values: Any, shape: tuple[int, ..
 
 
 def _grid_axes(layout: FieldLayout) -> range:
-    first = len(layout.spec.components_before)
-    return range(first, first + layout.spec.ndim)
+    return layout.spec.grid_axes
 
 
 def _along(layout: FieldLayout, order: int) -> list[list[float]]:

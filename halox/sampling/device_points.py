@@ -43,9 +43,8 @@ def plan_points(
             f"field: dtype {dtype} has no values at points on a GPU; use numbers of 1 to 8 bytes (complex: 16)"
         )
     check_aligned(field)
-    strides, first = np.array(field.strides, "i8"), len(spec.components_before)
-    along = strides[first : first + spec.ndim]
-    across = np.delete(strides, range(first, first + spec.ndim))
+    strides = np.array(field.strides, "i8")
+    along, across = strides[spec.grid_slice], np.delete(strides, spec.grid_axes)
     extents = spec.components_before + spec.components_after
     of_components = np.tensordot(across, np.indices(extents), 1).astype("i8").reshape(-1, 1)
     in_field = (of_components + np.arange(0, dtype.itemsize, size)).reshape(-1, 1)  # of each number

@@ -372,5 +372,4 @@ def _key(name: str, described: Described, layout: FieldLayout) -> tuple[object, 
 
 def _grid_first(field: object, layout: FieldLayout) -> Any:
     """View a field on the host with the grid axes before the component axes."""
-    first, ndim = len(layout.spec.components_before), layout.spec.ndim
-    return np.moveaxis(as_ndarray(field), range(first, first + ndim), range(ndim))
+    return np.moveaxis(as_ndarray(field), layout.spec.grid_axes, range(layout.spec.ndim))

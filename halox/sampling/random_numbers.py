@@ -161,8 +161,7 @@ def index_sums(layout: FieldLayout, xp: Any) -> tuple[Any, Any]:
     """
     shape, spec = layout.global_shape, layout.spec
     ranges = [range(extent) for extent in shape]
-    first = len(spec.components_before)
-    ranges[first : first + spec.ndim] = [range(cut.start, cut.stop) for cut in layout.stored]
+    ranges[spec.grid_slice] = [range(cut.start, cut.stop) for cut in layout.stored]
     along = [
         xp.asarray((np.array(cells) % extent * prod(shape[axis + 1 :])).astype("u8"))
         for axis, (cells, extent) in enumerate(zip(ranges, shape, strict=True))

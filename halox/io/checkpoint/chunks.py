@@ -59,9 +59,8 @@ def shard_shapes(
     >>> shard_shapes(FieldLayout(grid, 0, FieldSpec(((1, 1),) * 3)), 8)
     ((32, 256, 512), (32, 64, 64))
     """
-    first = len(layout.spec.components_before)
     shard = [max(1, extent) for extent in region_shape(layout, region)]  # no rows of particles
-    for axis, parts in enumerate(layout.decomposition.proc_shape, first):
+    for axis, parts in zip(layout.spec.grid_axes, layout.decomposition.proc_shape, strict=True):
         shard[axis] = -(-shard[axis] // parts)
     for axis, extent in enumerate(shard):
         excess = -(-prod(shard) * itemsize // SHARD_BYTES)
@@ -158,8 +157,7 @@ class ShardGrid:
             slice(k * n, min((k + 1) * n, extent))
             for k, n, extent in zip(number, self.shape, whole, strict=True)
         )
-        first = len(self.layout.spec.components_before)
-        grid = slice(first, first + self.layout.spec.ndim)
+        grid = self.layout.spec.grid_slice
         along = [
             _overlaps(bounds, axis.start, axis.stop)
             for bounds, axis in zip(self._bounds, cut[grid], strict=True)
@@ -170,7 +168,7 @@ class ShardGrid:
             rank = decomposition.rank_at([part for part, _ in parts])
             assert rank is not None
             pieces.append(
-                OwnedPiece(rank, (*cut[:first], *(c for _, c in parts), *cut[grid.stop :]))
+                OwnedPiece(rank, (*cut[: grid.start], *(c for _, c in parts), *cut[grid.stop :]))
             )
         turn = sum(number)
         writer = decomposition.rank_at([_writer(parts, turn) for parts in along])

@@ -126,10 +126,9 @@ class StoreChannel(Channel):
         self._arena, self._layout, self._device = context.device_arena, layout, device
         regions = [region for region in regions if region.send or region.recv]
         self._regions = {region.direction: region for region in regions}
-        first = len(layout.spec.components_before)
-        self._cut = cut = slice(first, first + layout.spec.ndim)
+        self._cut = cut = layout.spec.grid_slice
         self._received = {r.direction: r.recv.starts[cut] for r in regions if r.recv}
-        self._strides = (*(strides[:first] + strides[cut.stop :] or (0,)), *strides[cut])
+        self._strides = (*(strides[: cut.start] + strides[cut.stop :] or (0,)), *strides[cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
         self._block: Block | None = None
         self.failure = FailureWord(device)
