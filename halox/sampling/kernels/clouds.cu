@@ -68,8 +68,8 @@ static __device__ __forceinline__ double corner_of(const Cloud& cloud, int corne
     return weight;
 }
 
-extern "C" __global__ void get_clouds(const char* __restrict__ field, const double* __restrict__ positions,
-                                      TYPE* __restrict__ values, const Places places, const Axes axes, i64 particles, i64)
+extern "C" __global__ void get_clouds(const char* __restrict__ field, TYPE* __restrict__ values,
+                                      const double* __restrict__ positions, const Places places, const Axes axes, i64 particles, i64)
 {
     const i64 particle = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (particle >= particles)
@@ -88,7 +88,7 @@ extern "C" __global__ void get_clouds(const char* __restrict__ field, const doub
         values[particle * NUMBERS + number] = TYPE(sums[number]);
 }
 
-extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions, const TYPE* __restrict__ values,
+extern "C" __global__ void add_clouds(char* field, const TYPE* __restrict__ values, const double* __restrict__ positions,
                                       const Places places, const Axes axes, i64 particles, i64 stride)
 {
     const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -13,7 +13,7 @@ import pytest
 
 import halox
 from halox.runtime.gpu.compiler import preamble, source
-from halox.sampling import clouds
+from halox.sampling import clouds, locating
 from tests.fakes.cpu_kernels import SHIM, shared_library
 from tests.support import require
 
@@ -62,14 +62,14 @@ static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
 static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 template <class T> static void atomicAdd(T* at, T value) {{ *at += value; }}
 {source("clouds")}
-extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, TYPE* values,
+extern "C" void run(unsigned blocks, int backwards, int adds, char* field, TYPE* values, double* positions,
                     const Places* places, const Axes* axes, long long particles, long long stride)
 {{
     if (adds)
-        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, positions, values, *places, *axes,
+        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, values, positions, *places, *axes,
                              particles, stride);
     else
-        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, positions, values, *places, *axes, particles,
+        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, values, positions, *places, *axes, particles,
                       stride);
 }}
 """)
@@ -108,13 +108,15 @@ class CpuLaunch:
         ]
         self.blocks = blocks
 
-    def launch(self, stream: int) -> None:
+    def launch_at(self, stream: int, field: int, values: int) -> None:
+        self.args[0].value, self.args[1].value = field, values
         order = map(ctypes.c_int, (self.backwards, self.adds))
         self.run(ctypes.c_uint(self.blocks), *order, *self.args)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clouds._prepared.cache_clear()
     monkeypatch.setattr(clouds, "PreparedLaunch", CpuLaunch)
     monkeypatch.setattr(clouds, "kernel", lambda _, function, device, defines: (function, defines))
     monkeypatch.setattr(clouds, "stream_pointer", lambda: 0)
@@ -122,7 +124,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         clouds, "allocate", lambda shape, dtype, _: np.empty(shape, dtype).view(OnGpu)
     )
-    monkeypatch.setattr(clouds, "as_device_array", lambda array: np.asarray(array).view(OnGpu))
+    for module in (clouds, locating):
+        monkeypatch.setattr(module, "as_device_array", lambda array: np.asarray(array).view(OnGpu))
 
 
 def on_gpu(domain: Any) -> Any:
