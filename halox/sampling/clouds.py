@@ -167,20 +167,30 @@ def _blocks(layout: FieldLayout, order: int, positions: Any) -> Iterator[tuple[s
         yield rows, ((indices, reduce(np.multiply, weights)) for indices, weights in points)
 
 
+def _launch(
+    function: str, field: Described, layout: FieldLayout, order: int, positions: Any, values: Any
+) -> None:
+    """Launch a kernel on the current stream; a single row of values is the row of all particles."""
+    particles = len(positions)
+    if not particles:
+        return
+    assert field.device is not None
+    launch = _prepared(function, layout, order, field.device, field.dtype.str, field.strides)
+    addresses = field.pointer, positions.data.ptr, values.data.ptr
+    stride = values.size // particles if len(values) == particles else 0
+    launch.launch_with(stream_pointer(), -(-particles // _THREADS), *addresses, particles, stride)
+
+
 @lru_cache(maxsize=64)
 def _prepared(
     function: str,
     layout: FieldLayout,
     order: int,
-    field: tuple[int, str, tuple[int, ...]],
-    particles: tuple[int, int, int],
+    device: int,
+    kind: str,
+    strides: tuple[int, ...],
 ) -> PreparedLaunch:
-    """Return a launch, whose first two arguments are the addresses of a field and of values.
-
-    ``field`` is its device, dtype and strides; ``particles`` are the address and number of positions, and the stride of
-    values.
-    """
-    (device, kind, strides), (positions, number, _) = field, particles
+    """Return the launch of a kernel for fields of a dtype and strides."""
     dtype = np.dtype(kind)
     along, numbers = byte_places(layout, dtype, strides)
     places, axes = [*along, *numbers], [*chain(*_along(layout, order))]
@@ -190,26 +200,11 @@ def _prepared(
         ("ORDER", str(order)),
         ("NUMBERS", str(len(numbers))),
     )
-    tables = (ctypes.c_int64 * len(places))(*places), (ctypes.c_double * len(axes))(*axes)
-    addresses, sizes = map(ctypes.c_uint64, (0, 0, positions)), map(ctypes.c_int64, particles[1:])
-    return PreparedLaunch(
-        kernel("clouds", function, device, defines),
-        -(-number // _THREADS),
-        _THREADS,
-        [*addresses, *tables, *sizes],
-        device=device,
-    )
-
-
-def _launch(
-    function: str, field: Described, layout: FieldLayout, order: int, positions: Any, values: Any
-) -> None:
-    """Launch a kernel on the current stream; a single row of values is the row of all particles."""
-    if not len(positions):
-        return
-    assert field.device is not None
-    stride = values.size // len(values) if len(values) == len(positions) else 0
-    kind = field.device, field.dtype.str, field.strides
-    particles = positions.data.ptr, len(positions), stride
-    launch = _prepared(function, layout, order, kind, particles)
-    launch.launch_at(stream_pointer(), field.pointer, values.data.ptr)
+    arguments: list[Any] = [
+        *(ctypes.c_uint64() for _ in range(3)),
+        *(ctypes.c_int64() for _ in range(2)),
+        (ctypes.c_int64 * len(places))(*places),
+        (ctypes.c_double * len(axes))(*axes),
+    ]
+    code = kernel("clouds", function, device, defines)
+    return PreparedLaunch(code, 1, _THREADS, arguments, device=device)

@@ -62,15 +62,15 @@ static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
 static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 template <class T> static void atomicAdd(T* at, T value) {{ *at += value; }}
 {source("clouds")}
-extern "C" void run(unsigned blocks, int backwards, int adds, char* field, TYPE* values, double* positions,
-                    const Places* places, const Axes* axes, long long particles, long long stride)
+extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, TYPE* values,
+                    long long particles, long long stride, const Places* places, const Axes* axes)
 {{
     if (adds)
-        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, values, positions, *places, *axes,
-                             particles, stride);
+        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, positions, values, particles, stride,
+                             *places, *axes);
     else
-        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, values, positions, *places, *axes, particles,
-                      stride);
+        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, positions, values, particles, stride, *places,
+                      *axes);
 }}
 """)
 
@@ -100,18 +100,15 @@ class CpuLaunch:
     def __init__(
         self, code: Any, blocks: int, threads: int, args: list[Any], *, device: int
     ) -> None:
-        assert (threads, device) == (32, 0)
+        assert (blocks, threads, device) == (1, 32, 0)
         function, defines = code
         self.run, self.adds = library(defines).run, function == "add_clouds"
-        self.args = [
-            ctypes.byref(each) if isinstance(each, ctypes.Array) else each for each in args
-        ]
-        self.blocks = blocks
+        self.places, self.axes = args[5:]
 
-    def launch_at(self, stream: int, field: int, values: int) -> None:
-        self.args[0].value, self.args[1].value = field, values
+    def launch_with(self, stream: int, blocks: int, *values: int) -> None:
         order = map(ctypes.c_int, (self.backwards, self.adds))
-        self.run(ctypes.c_uint(self.blocks), *order, *self.args)
+        tables = map(ctypes.byref, (self.places, self.axes))
+        self.run(ctypes.c_uint(blocks), *order, *map(ctypes.c_uint64, values), *tables)
 
 
 @pytest.fixture
