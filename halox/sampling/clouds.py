@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from functools import lru_cache, reduce
 from itertools import chain, product
 from math import prod
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,11 @@ from halox.reductions.device.field_plans import check_aligned
 from halox.reductions.operations import element
 from halox.runtime.arrays import Array, Described, as_ndarray
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.devices import allocate, as_device_array, to_host
+from halox.runtime.gpu.devices import allocate, as_device_array
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.streams import stream_pointer
+from halox.sampling.device_points import byte_places
+from halox.sampling.locating import as_numbers, grid_first
 from halox.values import as_int, shown
 
 _BLOCK = 1 << 14  # particles at a time on the host, whose arrays stay in the cache
@@ -61,9 +62,9 @@ def read_clouds(domain: Domain, field: object, positions: Any, order: int) -> An
     described, layout, components = _describe(domain, field, order)
     values: Any = allocate((len(positions), *components), described.dtype, described.device)
     if described.device is not None:
-        _launch("get_clouds", described, layout, order, positions, values.data.ptr)
+        _launch("get_clouds", described, layout, order, positions, values)
         return values
-    cells = np.moveaxis(as_ndarray(field), _grid_axes(layout), range(layout.spec.ndim))
+    cells = grid_first(as_ndarray(field), layout)
     for rows, points in _blocks(layout, order, positions):
         sums = np.zeros(values[rows].shape, np.result_type(values, "f8"))
         for indices, weights in points:
@@ -77,30 +78,30 @@ def add_clouds(
 ) -> None:
     """Add values of particles to a field, as `halox.Particles.add` describes it."""
     described, layout, components = _describe(domain, field, order)
-    numbers = _numbers(domain, described, values, (len(positions), *components))
-    (particles, ndim), (rows, width), xp = positions.shape, numbers.shape, domain.xp
+    (particles, ndim), xp, dtype = positions.shape, domain.xp, described.dtype
+    numbers = as_numbers(values, described, (particles, *components), xp, by_point=True)
     if not particles:
         return
+    numbers = numbers.reshape(len(numbers), prod(components)).view(dtype.char.lower())
     if described.device is not None and not reproducible:
-        stride = width if rows == particles else 0
-        _launch("add_clouds", described, layout, order, positions, numbers.data.ptr, stride)
+        _launch("add_clouds", described, layout, order, positions, numbers)
         return
     array: Any = as_ndarray(field) if described.device is None else as_device_array(field)
-    grid_last = xp.moveaxis(array, _grid_axes(layout), range(-ndim, 0))
-    shape, parts = grid_last.shape[-ndim:], width // prod(components)  # 2 parts if complex
+    cells, width = grid_first(array, layout), numbers.shape[1]
+    shape = cells.shape[:ndim]
     units = _units(xp, numbers, particles) if reproducible else [0.0]
-    sums = xp.zeros((prod(components), len(units), prod(shape) * parts))
+    sums = xp.zeros((len(units), prod(shape) * width))
     numbers = xp.broadcast_to(numbers, (particles, width))
     for rows, points in _blocks(layout, order, positions):
         for indices, weights in points:
-            at = xp.ravel_multi_index(indices, shape) * parts
+            at = xp.ravel_multi_index(indices, shape) * width
             for n, given in enumerate(numbers[rows].T):
                 rest = weights * given
-                for total, unit in zip(sums[n // parts], units, strict=True):
+                for total, unit in zip(sums, units, strict=True):
                     term = (rest + unit) - unit
-                    xp.add.at(total, at + n % parts, term)
+                    xp.add.at(total, at + n, term)
                     rest = rest - term
-    grid_last += sums.sum(axis=1).view("c16" if parts == 2 else "f8").reshape(grid_last.shape)
+    cells += sums.sum(axis=0).view("c16" if dtype.kind == "c" else "f8").reshape(cells.shape)
 
 
 def _units(xp: Any, numbers: Any, particles: int) -> Any:
@@ -136,29 +137,6 @@ def _describe(domain: Domain, field: object, order: object) -> tuple[Described, 
     return described, layout, spec.components_before + spec.components_after
 
 
-def _numbers(domain: Domain, field: Described, values: Any, shape: tuple[int, ...]) -> Any:
-    """Return the real and imaginary parts to add, in a row for each particle, or in one row for all."""
-    given: Any = to_host(values) if field.device is None else as_device_array(values)
-    if not field.writable or not np.can_cast(given.dtype, field.dtype, "same_kind"):
-        kind = f"{'' if field.writable else 'read-only '}field of {field.dtype}"
-        raise FieldError(f"values: numbers of {given.dtype} cannot be added to a {kind}")
-    rows = shape[0] if given.ndim else 1
-    if given.ndim == 1:  # a number for each particle
-        given = given.reshape(-1, *(1,) * len(shape[1:]))
-    try:
-        numbers = domain.xp.broadcast_to(given, (rows, *shape[1:]))
-    except ValueError:
-        raise FieldError(
-            f"values: expected a number, or an array of shape {shape[:1]} or {shape}, got {shown(values)}"
-        ) from None
-    numbers = domain.xp.ascontiguousarray(numbers, field.dtype).view(field.dtype.char.lower())
-    return numbers.reshape(rows, numbers.size // max(rows, 1))
-
-
-def _grid_axes(layout: FieldLayout) -> range:
-    return layout.spec.grid_axes
-
-
 def _along(layout: FieldLayout, order: int) -> list[list[float]]:
     """Return along each axis 1/2 if points are at faces, the array's first point, and the last first one of a cloud."""
     return [
@@ -189,45 +167,44 @@ def _blocks(layout: FieldLayout, order: int, positions: Any) -> Iterator[tuple[s
         yield rows, ((indices, reduce(np.multiply, weights)) for indices, weights in points)
 
 
+def _launch(
+    function: str, field: Described, layout: FieldLayout, order: int, positions: Any, values: Any
+) -> None:
+    """Launch a kernel on the current stream; a single row of values is the row of all particles."""
+    particles = len(positions)
+    if not particles:
+        return
+    assert field.device is not None
+    launch = _prepared(function, layout, order, field.device, field.dtype.str, field.strides)
+    addresses = field.pointer, positions.data.ptr, values.data.ptr
+    stride = values.size // particles if len(values) == particles else 0
+    launch.launch_with(stream_pointer(), -(-particles // _THREADS), *addresses, particles, stride)
+
+
 @lru_cache(maxsize=64)
-def _tables(layout: FieldLayout, kind: str, strides: tuple[int, ...], order: int) -> list[Any]:
-    """Return the kernels' ``#define``s and tables of places and axes, for a field of a dtype and strides."""
-    grid, dtype, spec = _grid_axes(layout), np.dtype(kind), layout.spec
-    across, real = strides[: grid.start] + strides[grid.stop :], np.dtype(dtype.char.lower())
-    numbers = [
-        sum(map(mul, component, across)) + part
-        for component in np.ndindex(spec.components_before + spec.components_after)
-        for part in range(0, dtype.itemsize, real.itemsize)
-    ]
-    defines = {"TYPE": element(real), "NDIM": spec.ndim, "ORDER": order, "NUMBERS": len(numbers)}
-    places, axes = [*strides[grid.start : grid.stop], *numbers], [*chain(*_along(layout, order))]
-    return [
-        tuple((name, str(value)) for name, value in defines.items()),
+def _prepared(
+    function: str,
+    layout: FieldLayout,
+    order: int,
+    device: int,
+    kind: str,
+    strides: tuple[int, ...],
+) -> PreparedLaunch:
+    """Return the launch of a kernel for fields of a dtype and strides."""
+    dtype = np.dtype(kind)
+    along, numbers = byte_places(layout, dtype, strides)
+    places, axes = [*along, *numbers], [*chain(*_along(layout, order))]
+    defines = (
+        ("TYPE", element(np.dtype(dtype.char.lower()))),
+        ("NDIM", str(len(along))),
+        ("ORDER", str(order)),
+        ("NUMBERS", str(len(numbers))),
+    )
+    arguments: list[Any] = [
+        *(ctypes.c_uint64() for _ in range(3)),
+        *(ctypes.c_int64() for _ in range(2)),
         (ctypes.c_int64 * len(places))(*places),
         (ctypes.c_double * len(axes))(*axes),
     ]
-
-
-def _launch(
-    function: str,
-    field: Described,
-    layout: FieldLayout,
-    order: int,
-    positions: Any,
-    values: int,
-    stride: int = 0,
-) -> None:
-    """Launch a kernel on the current stream; ``stride`` is that of the particles' values."""
-    if not len(positions):
-        return
-    assert field.device is not None
-    defines, *tables = _tables(layout, field.dtype.str, field.strides, order)
-    addresses = map(ctypes.c_uint64, (field.pointer, positions.data.ptr, values))
-    launch = PreparedLaunch(
-        kernel("clouds", function, field.device, defines),
-        -(-len(positions) // _THREADS),
-        _THREADS,
-        [*addresses, *tables, ctypes.c_int64(len(positions)), ctypes.c_int64(stride)],
-        device=field.device,
-    )
-    launch.launch(stream_pointer())
+    code = kernel("clouds", function, device, defines)
+    return PreparedLaunch(code, 1, _THREADS, arguments, device=device)

@@ -11,7 +11,7 @@ from halox.decomposition import FieldLayout
 from halox.errors import FieldError, StateError
 from halox.reductions.device.field_plans import check_aligned
 from halox.reductions.operations import ELEMENTS
-from halox.runtime.arrays import Array, Described
+from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -31,11 +31,21 @@ class PointTables(NamedTuple):
     defines: tuple[tuple[str, str], ...]
 
 
+def byte_places(layout: FieldLayout, dtype: DType, strides: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return a field's strides along the grid axes, and the places of a cell's numbers: of all components and parts."""
+    first, ndim = len(layout.spec.components_before), layout.spec.ndim
+    across = strides[:first] + strides[first + ndim :]
+    extents = layout.spec.components_before + layout.spec.components_after
+    components = np.tensordot(np.array(across, "i8"), np.indices(extents, "i8"), 1).reshape(-1, 1)
+    parts = np.arange(0, dtype.itemsize, dtype.itemsize // (2 if dtype.kind == "c" else 1))
+    return np.array(strides[first : first + ndim], "i8"), (components + parts).reshape(-1)
+
+
 def plan_points(
     layout: FieldLayout, field: Described, weights: Weights, points: int, *, add: bool
 ) -> PointTables:
     """Return the arguments that read a field at all points, or add to its cells; values of points are contiguous."""
-    dtype, spec = field.dtype, layout.spec
+    dtype = field.dtype
     size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
     element = ELEMENTS.get(f"{dtype.kind.replace('c', 'f')}{size}")
     if element is None or not dtype.isnative:
@@ -43,11 +53,8 @@ def plan_points(
             f"field: dtype {dtype} has no values at points on a GPU; use numbers of 1 to 8 bytes (complex: 16)"
         )
     check_aligned(field)
-    strides = np.array(field.strides, "i8")
-    along, across = strides[spec.grid_slice], np.delete(strides, spec.grid_axes)
-    extents = spec.components_before + spec.components_after
-    of_components = np.tensordot(across, np.indices(extents), 1).astype("i8").reshape(-1, 1)
-    in_field = (of_components + np.arange(0, dtype.itemsize, size)).reshape(-1, 1)  # of each number
+    along, numbers = byte_places(layout, dtype, field.strides)
+    in_field = numbers.reshape(-1, 1)
     in_values = size * np.arange(len(in_field)).reshape(-1, 1)
     counts, rows = np.diff(weights.starts), weights.rows @ along if add else np.arange(points)
     if not add:  # rows of other ranks' points are empty, and set to zero

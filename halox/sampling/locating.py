@@ -1,4 +1,4 @@
-"""Points of a grid by coordinates or indices."""
+"""Arguments of points and particles: places by coordinates or indices, and values to add."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from halox.decomposition import FieldLayout
 from halox.domain.dimension_names import FACE, Labels, with_faces
 from halox.errors import FieldError
-from halox.runtime.arrays import Array
-from halox.runtime.gpu.devices import to_host
-from halox.values import shortened, shown
+from halox.runtime.arrays import Array, Described
+from halox.runtime.gpu.devices import as_device_array, to_host
+from halox.values import check_unmasked, shortened, shown
 
 
 def as_points(points: Any, ndim: int, name: str) -> Array:
@@ -29,6 +30,42 @@ def as_points(points: Any, ndim: int, name: str) -> Array:
             f"{name}: expected finite numbers of shape (n, {ndim}), a row for each point, got {shown(points)}"
         )
     return found
+
+
+def as_numbers(
+    values: Any, field: Described, shape: tuple[int, ...], xp: Any, *, by_point: bool = False
+) -> Any:
+    """Return values to add at points, shape (points, components): contiguous, in the field's dtype and memory.
+
+    With ``by_point`` values of one axis are a number for each point, and a single number gives a single row. Raises
+    `FieldError` for values that do not fit the shape or the field.
+    """
+    check_unmasked(values, "values")
+    dtype = field.dtype
+    try:
+        given: Any = to_host(values) if field.device is None else as_device_array(values)
+        if by_point and given.ndim == 0:
+            shape = (1, *shape[1:])
+        if by_point and given.ndim == 1:
+            given = given.reshape(-1, *(1,) * len(shape[1:]))
+        numbers = xp.broadcast_to(given, shape)
+    except ValueError:
+        raise FieldError(
+            f"values: expected a number or an array that broadcasts to {shape}, got {shown(values)}"
+        ) from None
+    if not (
+        field.writable and dtype.kind in "iufc" and np.can_cast(given.dtype, dtype, "same_kind")
+    ):
+        kind = f"{'' if field.writable else 'read-only '}field of {dtype}"
+        raise FieldError(f"values: numbers of {given.dtype} cannot be added to a {kind}")
+    return xp.ascontiguousarray(numbers, dtype)
+
+
+def grid_first(array: Any, layout: FieldLayout) -> Any:
+    """View a field's array with the grid axes before the component axes."""
+    first, ndim = len(layout.spec.components_before), layout.spec.ndim
+    axes = [*range(array.ndim)]
+    return array.transpose(axes[first : first + ndim] + axes[:first] + axes[first + ndim :])
 
 
 def indices_of(positions: Mapping[Any, Any], labels: Labels) -> Array:

@@ -16,13 +16,12 @@ from halox.io.gather_scatter import PART_BYTES, root_of
 from halox.reductions.grid_reductions import GridReductions
 from halox.runtime.arrays import Array, Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
-from halox.runtime.gpu.devices import to_host
 from halox.runtime.gpu.streams import is_capturing, stream_pointer
 from halox.runtime.known_arrays import KnownArrays
-from halox.sampling.locating import as_points, indices_of
+from halox.sampling.locating import as_numbers, as_points, grid_first, indices_of
 from halox.sampling.records import Record
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
-from halox.values import check_unmasked, shown
+from halox.values import shown
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import FieldLike
@@ -176,7 +175,7 @@ class Points(Unique):
         if on_host:
             weights = self._weights_of("get", layout)
             if len(weights.rows):
-                terms = _grid_first(field, layout)[tuple(weights.columns.T)]
+                terms = grid_first(as_ndarray(field), layout)[tuple(weights.columns.T)]
                 values[weights.rows] = weights.sums(terms)
         else:
             launch = self._launch("get", described, layout)
@@ -210,30 +209,13 @@ class Points(Unique):
         graph can capture if the values are a contiguous CuPy array of the field's dtype and the result's shape.
         """
         described, layout = self._read(field)
-        xp, shape, dtype = self._domain.xp, self._shape(layout), described.dtype
-        if dtype.kind not in "iufc" or not described.writable:
-            raise FieldError(f"field: expected a writable array of numbers, got one of {dtype}")
-        check_unmasked(values, "values")
-        try:
-            given = to_host(values) if xp is np else xp.asarray(values)
-            numbers = xp.broadcast_to(given, shape)
-        except ValueError:
-            raise FieldError(
-                f"values: expected the shape {shape} of points and components, or one that broadcasts to it, got "
-                f"{shown(values)}"
-            ) from None
-        if not np.can_cast(given.dtype, dtype, "same_kind"):
-            raise FieldError(
-                f"values: dtype {given.dtype} cannot be added to a field of {dtype}; convert one of them"
-            )
-        numbers = numbers.astype(dtype, copy=False)
-        if xp is np:
+        numbers = as_numbers(values, described, self._shape(layout), self._domain.xp)
+        if self._domain.device_id is None:
             weights = self._weights_of("add", layout)
             if len(weights.rows):
                 sums = weights.sums(numbers[weights.columns])
-                _grid_first(field, layout)[tuple(weights.rows.T)] += sums
+                grid_first(as_ndarray(field), layout)[tuple(weights.rows.T)] += sums
         else:
-            numbers = xp.ascontiguousarray(numbers)
             launch = self._launch("add", described, layout)
             launch(described.pointer, numbers.data.ptr, stream_pointer())
 
@@ -368,8 +350,3 @@ class Points(Unique):
 def _key(name: str, described: Described, layout: FieldLayout) -> tuple[object, ...]:
     alignment = described.pointer % described.dtype.itemsize
     return name, layout, described.dtype, described.strides, alignment
-
-
-def _grid_first(field: object, layout: FieldLayout) -> Any:
-    """View a field on the host with the grid axes before the component axes."""
-    return np.moveaxis(as_ndarray(field), layout.spec.grid_axes, range(layout.spec.ndim))

@@ -87,6 +87,18 @@ class PreparedLaunch:
             args[1].value = second
             self.launch(stream_ptr)
 
+    def launch_with(self, stream_ptr: int, blocks: int, *values: int) -> None:
+        """Launch a number of blocks, in one dimension, with new values of the first arguments.
+
+        Thread-safe; otherwise like :meth:`launch`. Not for dependent launches.
+        """
+        shape = blocks, 1, 1, *self._shape[3:]
+        addresses = ctypes.addressof(self._addresses), 0
+        with self._lock:
+            for arg, value in zip(self.args, values, strict=False):
+                arg.value = value
+            self._run((self._function.ptr, *shape, _SHARED_BYTES, stream_ptr, *addresses))
+
     def _on_stream(self, stream_ptr: int) -> tuple[object, ...]:
         arguments = ctypes.addressof(self._addresses), 0
         if self._is_dependent:

@@ -69,7 +69,7 @@ static __device__ __forceinline__ double corner_of(const Cloud& cloud, int corne
 }
 
 extern "C" __global__ void get_clouds(const char* __restrict__ field, const double* __restrict__ positions,
-                                      TYPE* __restrict__ values, const Places places, const Axes axes, i64 particles, i64)
+                                      TYPE* __restrict__ values, i64 particles, i64, const Places places, const Axes axes)
 {
     const i64 particle = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (particle >= particles)
@@ -89,7 +89,7 @@ extern "C" __global__ void get_clouds(const char* __restrict__ field, const doub
 }
 
 extern "C" __global__ void add_clouds(char* field, const double* __restrict__ positions, const TYPE* __restrict__ values,
-                                      const Places places, const Axes axes, i64 particles, i64 stride)
+                                      i64 particles, i64 stride, const Places places, const Axes axes)
 {
     const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 particle = index < particles ? index : particles - 1;  // all lanes take part, some with the value 0

@@ -176,6 +176,14 @@ class TestPreparedLaunch:
         found = [(call[5], call[6][1]) for call in self.calls]
         assert found == [(1234, 0), (5, 1), (1234, 2), (5, 3)]
 
+    def test_a_launch_takes_another_number_of_blocks(self, prepare):
+        launch = prepare()
+        launch.launch_with(1234, 9, 6)
+        launch.launch(0)
+        shapes = [((9, 1, 1), (32, 4, 1)), ((5, 1, 1), (32, 4, 1))]
+        assert [call[2:4] for call in self.calls] == shapes
+        assert [call[5:7] for call in self.calls] == [(1234, (6, 7)), (0, (6, 7))]
+
     @pytest.mark.parametrize("dependent", [True, False])
     @pytest.mark.parametrize("how", ["launch", "ready"])
     def test_the_first_launch_of_a_thread_makes_its_context(self, prepare, dependent, how):

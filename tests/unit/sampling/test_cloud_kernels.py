@@ -13,7 +13,7 @@ import pytest
 
 import halox
 from halox.runtime.gpu.compiler import preamble, source
-from halox.sampling import clouds
+from halox.sampling import clouds, locating
 from tests.fakes.cpu_kernels import SHIM, shared_library
 from tests.support import require
 
@@ -63,14 +63,14 @@ static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 template <class T> static void atomicAdd(T* at, T value) {{ *at += value; }}
 {source("clouds")}
 extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, TYPE* values,
-                    const Places* places, const Axes* axes, long long particles, long long stride)
+                    long long particles, long long stride, const Places* places, const Axes* axes)
 {{
     if (adds)
-        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, positions, values, *places, *axes,
-                             particles, stride);
+        launch_with_barriers(blocks, 32, backwards != 0, add_clouds, field, positions, values, particles, stride,
+                             *places, *axes);
     else
-        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, positions, values, *places, *axes, particles,
-                      stride);
+        launch_on_cpu(blocks, 32, backwards != 0, get_clouds, field, positions, values, particles, stride, *places,
+                      *axes);
 }}
 """)
 
@@ -100,21 +100,20 @@ class CpuLaunch:
     def __init__(
         self, code: Any, blocks: int, threads: int, args: list[Any], *, device: int
     ) -> None:
-        assert (threads, device) == (32, 0)
+        assert (blocks, threads, device) == (1, 32, 0)
         function, defines = code
         self.run, self.adds = library(defines).run, function == "add_clouds"
-        self.args = [
-            ctypes.byref(each) if isinstance(each, ctypes.Array) else each for each in args
-        ]
-        self.blocks = blocks
+        self.places, self.axes = args[5:]
 
-    def launch(self, stream: int) -> None:
+    def launch_with(self, stream: int, blocks: int, *values: int) -> None:
         order = map(ctypes.c_int, (self.backwards, self.adds))
-        self.run(ctypes.c_uint(self.blocks), *order, *self.args)
+        tables = map(ctypes.byref, (self.places, self.axes))
+        self.run(ctypes.c_uint(blocks), *order, *map(ctypes.c_uint64, values), *tables)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clouds._prepared.cache_clear()
     monkeypatch.setattr(clouds, "PreparedLaunch", CpuLaunch)
     monkeypatch.setattr(clouds, "kernel", lambda _, function, device, defines: (function, defines))
     monkeypatch.setattr(clouds, "stream_pointer", lambda: 0)
@@ -122,7 +121,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         clouds, "allocate", lambda shape, dtype, _: np.empty(shape, dtype).view(OnGpu)
     )
-    monkeypatch.setattr(clouds, "as_device_array", lambda array: np.asarray(array).view(OnGpu))
+    for module in (clouds, locating):
+        monkeypatch.setattr(module, "as_device_array", lambda array: np.asarray(array).view(OnGpu))
 
 
 def on_gpu(domain: Any) -> Any:
