@@ -19,9 +19,7 @@ import numpy as np
 from halox.decomposition import Decomposition
 from halox.domain import Domain
 from halox.errors import FieldError
-from halox.io.message_queue import MessageQueue
 from halox.runtime.arrays import Array
-from halox.runtime.world import World
 from halox.sampling.weights import owners
 from halox.values import as_list, shown
 
@@ -32,7 +30,6 @@ KEEP, REFLECT, ABSORB, WRAP = RULES = "keep", "reflect", "absorb", "wrap"
 
 _FARTHEST = 2.0**53  # float64 does not hold all integers beyond
 _ROWS = 1 << 15  # that are looked at together, so that they stay in the cache
-_MESSAGE_BYTES = 1 << 30  # below the limit of MPI's counts
 
 Rules = tuple[tuple[str, str], ...]
 """The rule of the low and the high end of each axis."""
@@ -132,10 +129,18 @@ class Migration:
         counts[rank] = 0
         return counts[:-1], len(self._leave)
 
-    def _settled(self, which: Array) -> Iterator[Array]:
+    def keep(self, arrays: Sequence[Array], flips: Sequence[bool]) -> None:
+        """Settle particles that stay."""
+        rows = self._rows[self._stay]
+        for array, values in zip(arrays, self._settled(arrays, flips, self._stay), strict=True):
+            array[rows] = values
+
+    def _settled(
+        self, arrays: Sequence[Array], flips: Sequence[bool], which: Array
+    ) -> Iterator[Array]:
         """Yield the new values of some particles outside of the block."""
         yield self._x[which]
-        for array, is_flipped in zip(self._arrays[1:], self._flips[1:], strict=True):
+        for array, is_flipped in zip(arrays[1:], flips[1:], strict=True):
             values = array[self._rows[which]]
             yield np.where(self._mirrored[which], -values, values) if is_flipped else values
 
@@ -146,22 +151,20 @@ class Migration:
 
         The result goes to the `swap` of all ranks.
         """
-        self._arrays, self._flips, self._counts, self._incoming = arrays, flips, counts, incoming
-        leavers = self._settled(self._leave[: counts.sum()])
+        self._arrays, self._counts, self._incoming = arrays, counts, incoming
+        leavers = self._settled(arrays, flips, self._leave[: counts.sum()])
         self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
         self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
         return None
 
     def swap(self, records: Sequence[object], places: Array) -> None:
         """Send the packed rows to their ranks, and receive the arrivals."""
-        swap_rows(self._world, self._sent, self._arrivals, self._counts, self._incoming)
+        args = self._sent, self._arrivals, self._counts, self._incoming
+        self._world.ranks.swap_rows(*args, MIGRATION)
 
     def put(self) -> None:
-        """Settle particles that stay, and store arrivals in place of those that leave."""
-        arrivals, stay = self._arrivals, self._rows[self._stay]
-        holes = np.sort(self._rows[self._leave])
-        for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
-            array[stay] = values
+        """Store arrivals in place of particles that leave."""
+        arrivals, holes = self._arrivals, np.sort(self._rows[self._leave])
         n, m = self._before, len(arrivals)
         after = n - len(holes) + m
         last = np.arange(after, n)
@@ -196,20 +199,3 @@ def _outside(positions: Array, owned: Sequence[slice]) -> Array:
             inside = inside & (x >= cut.start) & (x < cut.stop)
         found.append(first + np.flatnonzero(~inside))
     return np.concatenate(found)
-
-
-def swap_rows(world: World, sent: Array, received: Array, counts: Array, incoming: Array) -> None:
-    """Send rows of bytes to other ranks, and receive rows, both in order of the ranks; collective, blocks."""
-    with MessageQueue(world, 1 << 62, MIGRATION) as queue:
-        for rank, part in _parts(received, incoming):
-            queue.receive(part, rank)
-        for rank, part in _parts(sent, counts):
-            queue.send(part, rank)
-
-
-def _parts(rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
-    most, end = max(1, _MESSAGE_BYTES // max(1, rows.shape[1])), 0
-    for rank, count in enumerate(counts.tolist()):
-        start, end = end, end + count
-        for first in range(start, end, most):
-            yield rank, rows[first : min(first + most, end)]

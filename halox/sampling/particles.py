@@ -253,18 +253,24 @@ class Particles(Unique):
         names = sorted(self._views, key=lambda name: (name != POSITION, name))
         flips = [name in self._flip for name in names]
 
-        def find() -> tuple[Any, dict[str, object]]:
-            views, shape = [self._views[name] for name in names], self.position.shape
+        def find() -> tuple[Any, list[int]]:
+            shape = self.position.shape
             for name in self._flip:
                 array = self._views.get(name)
                 if array is None or array.shape != shape or array.dtype.kind not in "fc":
                     raise FieldError(
                         f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
                     )
-            kinds = zip(names, [f"{view.dtype} {view.shape[1:]}" for view in views], strict=True)
-            return migration.find(views, flips), {"the attributes": [*kinds]}
+            found = migration.find(views, flips)
+            return found, [found[1]]
 
-        counts, left = world.attempt(find, MIGRATION, alike=True)
+        views = [self._views[name] for name in names]
+        kinds = zip(names, [f"{view.dtype} {view.shape[1:]}" for view in views], strict=True)
+        alike = {"the attributes": [*kinds]}
+        (counts, left), (all_left,) = world.total(find, MIGRATION, alike=alike)
+        if not all_left:
+            migration.keep(views, flips)
+            return
         mine = np.stack([counts, counts.cumsum() - counts], axis=1)
         theirs = world.ranks.swap_numbers(mine, MIGRATION) if world.size > 1 else mine
         incoming, places = theirs.T
@@ -279,6 +285,7 @@ class Particles(Unique):
             return buffers, migration.pack(arrays, flips, counts, incoming)
 
         buffers, records = world.gather(prepare, MIGRATION)
+        migration.keep([buffers[name] for name in names], flips)
         migration.swap(records, places)
         migration.put()
         self._use(buffers, after)

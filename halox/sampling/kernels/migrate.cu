@@ -1,14 +1,14 @@
-// Migration of particles in three steps, with host work in between.
+// Migration of particles, with host work in between. `find` and `pack` leave the particles as they are.
 //
-// find: each position is read once. Particles outside of the block that belong to this rank are settled in place. The
-// rows of the others are listed in no order: a block of threads collects them, and adds to the list once. Counters:
-// particles of each rank, absorbed, without a place, listed.
-// pack: particles that leave are written to `sent`, from row cursors[rank] on. The rows that they leave are `holes`, or
-// marks in `tail`, from row `after` on, the number of particles after the migration.
+// find: each position is read once. The rows of particles outside of the block are listed in no order, and those of each
+// rank counted: a block of threads collects them first, since few threads find one.
+// pack: listed particles of other ranks are written to `sent`, from row counters[rank] on. The rows that they and absorbed
+// ones leave are `holes`, or marks in `tail`, from row `after` on, the number of particles after the migration.
+// keep: listed particles of this rank are settled in place.
 // place: arrivals fill holes and rows from `before` on; unmarked rows of the tail fill the other holes.
 //
-// A particle is `words` words of type Word, its position first. Word w of row r is at base[w] + r * stride[w], and a
-// reflection along axis a changes its bits masks[a * words + w].
+// A particle is `words` words of type Word, its position first. Counters: particles of each rank (in `pack` the next row
+// in `sent`), absorbed, holes that are found, and filled, particles without a place, listed.
 //
 // Launch shape: one dimension; for `find` THREADS * ROWS positions a block, else a thread an item.
 
@@ -29,29 +29,40 @@ typedef WORD Word;
 typedef long long i64;
 typedef unsigned long long u64;
 
+const i64 POSITION_WORDS = AXES * sizeof(double) / sizeof(Word);
+
 enum { KEEP, REFLECT, ABSORB, WRAP, INSIDE };
+
+enum { ABSORBED, HOLES, FILLED, LOST, LISTED };  // counters after those of the ranks
 
 struct Axis {
     double low, high, cells, rules[2], parts;  // the block, the grid, and the blocks along the axis
 };
 
 struct Grid {
-    const double* bounds;  // between blocks, axis by axis
-    const i64* rank_of;  // each block
-    i64 rank, ranks;
+    double rank, ranks, bounds;
     Axis axes[AXES];
+    double tables[1];  // `bounds` bounds between blocks, axis by axis; then the rank of each block
 };
 
-struct Rows {
-    const u64 *base, *stride;
-    const Word* masks;
-    i64 words;
+struct Column {  // word w of each particle
+    u64 base;
+    i64 stride, axis;  // the axis along which a reflection changes the highest bit, or AXES
 };
 
-// Apply the rules of the ends of the grid. Return the rank, `ranks` for absorbed particles, `ranks + 1` without a place.
+// Return a number of a counter, another one in each call. Threads of a warp with one counter share an addition.
+static __device__ u64 claim(u64* counter)
+{
+    const unsigned lane = threadIdx.x & 31, same = __match_any_sync(__activemask(), u64(counter));
+    const int first = __ffs(same) - 1;
+    const u64 start = int(lane) == first ? atomicAdd(counter, u64(__popc(same))) : 0;
+    return __shfl_sync(same, start, first) + __popc(same & ((1u << lane) - 1));
+}
+
+// Apply the rules of the ends of the grid. Return the particle's counter: its rank's, ABSORBED or LOST.
 static __device__ i64 settle(double* x, const double* position, const Grid& grid, unsigned& mirrored)
 {
-    const double* bounds = grid.bounds;
+    const double* bounds = grid.tables;
     i64 block = 0;
     bool absorbed = false, lost = false;
     mirrored = 0;
@@ -91,90 +102,108 @@ static __device__ i64 settle(double* x, const double* position, const Grid& grid
         block = block * int(along.parts) + part;
         x[axis] = to;
     }
-    return lost ? grid.ranks + 1 : absorbed ? grid.ranks : grid.rank_of[block];
+    return i64(lost ? grid.ranks + LOST : absorbed ? grid.ranks + ABSORBED : grid.tables[i64(grid.bounds) + block]);
 }
 
-static __device__ Word* at(const Rows& rows, i64 row, i64 w)
+static __device__ Word* at(const Column& column, i64 row)
 {
-    return (Word*)(rows.base[w] + row * rows.stride[w]);
+    return (Word*)(column.base + row * column.stride);
 }
 
-// Return a word of a particle after `settle`.
-static __device__ Word settled(const Rows& rows, i64 row, i64 w, const double* x, unsigned mirrored)
+static __device__ const double* position_of(const Column* columns, i64 row)
 {
-    Word word = *at(rows, row, w);
-    if (w < i64(AXES * sizeof(double) / sizeof(Word)))
+    return (const double*)at(columns[0], row);
+}
+
+// Return word w of a particle after `settle`.
+static __device__ Word settled(const Column& column, i64 row, i64 w, const double* x, unsigned mirrored)
+{
+    Word word = *at(column, row);
+    if (w < POSITION_WORDS)
         memcpy(&word, (const char*)x + w * sizeof(Word), sizeof(Word));
-    for (int axis = 0; axis < AXES; ++axis)
-        if (mirrored >> axis & 1)
-            word ^= rows.masks[axis * rows.words + w];
-    return word;
+    return mirrored >> column.axis & 1 ? word ^ Word(1) << (8 * sizeof(Word) - 1) : word;
 }
 
-extern "C" __global__ void find(const Grid grid, const Rows rows, const double* positions, i64 n, i64* list,
-                                u64* counters)
+extern "C" __global__ void find(const Grid* grid, const double* positions, i64 n, i64* list, u64* counters)
 {
-    __shared__ unsigned found, leavers[THREADS * ROWS];
+    __shared__ unsigned found, outside[THREADS * ROWS];
     __shared__ u64 place;
-    const i64 first = i64(blockIdx.x) * (THREADS * ROWS);
+    const i64 first = i64(blockIdx.x) * (THREADS * ROWS), ranks = i64(grid->ranks);
+    double low[AXES], high[AXES];
+    for (int axis = 0; axis < AXES; ++axis) {
+        low[axis] = grid->axes[axis].low;
+        high[axis] = grid->axes[axis].high;
+    }
     if (threadIdx.x == 0)
         found = 0;
     __syncthreads();
 #pragma unroll 1
-    for (unsigned k = threadIdx.x; k < THREADS * ROWS; k += THREADS) {
+    for (unsigned k = threadIdx.x; k < THREADS * ROWS && first + k < n; k += THREADS) {
         const double* const position = positions + (first + k) * AXES;
         bool is_inside = true;
-        for (int axis = 0; axis < AXES && first + k < n; ++axis)
-            is_inside = is_inside && position[axis] + 0.5 >= grid.axes[axis].low &&
-                        position[axis] + 0.5 < grid.axes[axis].high;
-        if (is_inside)
-            continue;
-        double x[AXES];
-        unsigned mirrored;
-        const i64 rank = settle(x, position, grid, mirrored);
-        atomicAdd(counters + rank, u64(1));
-        if (rank != grid.rank)
-            leavers[atomicAdd(&found, 1u)] = k;
-        else
-            for (i64 w = 0; w < rows.words; ++w)
-                *at(rows, first + k, w) = settled(rows, first + k, w, x, mirrored);
+        for (int axis = 0; axis < AXES; ++axis)
+            is_inside = is_inside && position[axis] + 0.5 >= low[axis] && position[axis] + 0.5 < high[axis];
+        if (!is_inside)
+            outside[atomicAdd(&found, 1u)] = k;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && found)
-        place = atomicAdd(counters + grid.ranks + 2, u64(found));
+    if (threadIdx.x == THREADS - 1 && found)
+        place = atomicAdd(counters + ranks + LISTED, u64(found));
+    for (unsigned k = threadIdx.x; k < found; k += THREADS) {
+        double x[AXES];
+        unsigned mirrored;
+        claim(counters + settle(x, positions + (first + outside[k]) * AXES, *grid, mirrored));
+    }
     __syncthreads();
     for (unsigned k = threadIdx.x; k < found; k += THREADS)
-        list[place + k] = first + leavers[k];
+        list[place + k] = first + outside[k];
 }
 
-extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* positions, const i64* list, i64 listed,
-                                i64 after, u64* cursors, Word* sent, i64* holes, unsigned char* tail)
+extern "C" __global__ void pack(const Grid* grid, const Column* columns, i64 words, const i64* list, i64 listed,
+                                i64 after, u64* counters, Word* sent, i64* holes, unsigned char* tail)
+{
+    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, ranks = i64(grid->ranks);
+    if (k >= listed)
+        return;
+    double x[AXES];
+    unsigned mirrored;
+    const i64 row = list[k], rank = settle(x, position_of(columns, row), *grid, mirrored);
+    if (rank == grid->rank)
+        return;
+    if (row >= after)
+        tail[row - after] = 1;
+    else
+        holes[claim(counters + ranks + HOLES)] = row;
+    if (rank == ranks + ABSORBED)
+        return;
+    Word* const to = sent + claim(counters + rank) * words;
+    for (i64 w = 0; w < words; ++w)
+        to[w] = settled(columns[w], row, w, x, mirrored);
+}
+
+extern "C" __global__ void keep(const Grid* grid, const Column* columns, i64 words, const i64* list, i64 listed)
 {
     const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (k >= listed)
         return;
     double x[AXES];
     unsigned mirrored;
-    const i64 row = list[k], rank = settle(x, positions + row * AXES, grid, mirrored);
-    if (row >= after)
-        tail[row - after] = 1;
-    else
-        holes[atomicAdd(cursors + grid.ranks, u64(1))] = row;
-    if (rank == grid.ranks)
+    const i64 row = list[k];
+    if (settle(x, position_of(columns, row), *grid, mirrored) != grid->rank)
         return;
-    Word* const to = sent + atomicAdd(cursors + rank, u64(1)) * rows.words;
-    for (i64 w = 0; w < rows.words; ++w)
-        to[w] = settled(rows, row, w, x, mirrored);
+    for (i64 w = 0; w < (mirrored ? words : POSITION_WORDS); ++w)
+        *at(columns[w], row) = settled(columns[w], row, w, x, mirrored);
 }
 
-extern "C" __global__ void place(const Grid grid, const Rows rows, const Word* arrivals, i64 arrived, i64 before,
-                                 i64 after, const i64* holes, i64 left, const unsigned char* tail, u64* cursors)
+extern "C" __global__ void place(const Grid* grid, const Column* columns, i64 words, const Word* arrivals, i64 arrived,
+                                 i64 before, i64 after, const i64* holes, i64 left, const unsigned char* tail,
+                                 u64* counters)
 {
     const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, last = k - arrived;
     if (last >= 0 && (last >= before - after || tail[last]))
         return;
-    const i64 hole = last < 0 ? k : arrived + i64(atomicAdd(cursors + grid.ranks + 1, u64(1)));
+    const i64 hole = last < 0 ? k : arrived + i64(claim(counters + i64(grid->ranks) + FILLED));
     const i64 target = hole < left ? holes[hole] : before + hole - left;
-    for (i64 w = 0; w < rows.words; ++w)
-        *at(rows, target, w) = last < 0 ? arrivals[k * rows.words + w] : *at(rows, after + last, w);
+    for (i64 w = 0; w < words; ++w)
+        *at(columns[w], target) = last < 0 ? arrivals[k * words + w] : *at(columns[w], after + last);
 }

@@ -29,7 +29,7 @@ class GpuArray(np.ndarray):
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self.ctypes.data)
+        return SimpleNamespace(ptr=self.ctypes.data, memset_async=lambda *_: self.fill(0))
 
     def get(self, out: Any = None) -> Any:
         if out is None:
@@ -50,7 +50,6 @@ CUPY = SimpleNamespace(
     zeros=lambda shape, dtype: gpu(np.zeros(shape, dtype)),
     asarray=lambda values, dtype=None: gpu(np.asarray(values, dtype)),
     cuda=SimpleNamespace(
-        alloc_pinned_memory=bytearray,
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None, ptr=0),
         runtime=SimpleNamespace(
             memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(
@@ -73,24 +72,35 @@ template <class T> static T atomicAdd(T* at, T value)
     *at += value;
     return before;
 }}
+// Each thread is alone in its turn.
+static unsigned __activemask() {{ return 1u << (threadIdx.x & 31); }}
+static unsigned __match_any_sync(unsigned lanes, unsigned long long) {{ return lanes; }}
+static unsigned long long __shfl_sync(unsigned, unsigned long long value, int) {{ return value; }}
+static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
+static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 {source("migrate")}
-extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                         i64 n, i64* list, u64* counters)
+extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const double* x, i64 n, i64* list,
+                         u64* counters)
 {{
-    launch_with_barriers(blocks, 8, backwards, find, *grid, *rows, x, n, list, counters);
+    launch_with_barriers(blocks, 8, backwards, find, grid, x, n, list, counters);
 }}
-extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                         const i64* list, i64 listed, i64 after, u64* cursors, Word* sent, i64* holes,
+extern "C" void run_keep(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
+                         const i64* list, i64 listed)
+{{
+    launch_on_cpu(blocks, 8, backwards, keep, grid, columns, words, list, listed);
+}}
+extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
+                         const i64* list, i64 listed, i64 after, u64* counters, Word* sent, i64* holes,
                          unsigned char* tail)
 {{
-    launch_on_cpu(blocks, 8, backwards, pack, *grid, *rows, x, list, listed, after, cursors, sent, holes, tail);
+    launch_on_cpu(blocks, 8, backwards, pack, grid, columns, words, list, listed, after, counters, sent, holes, tail);
 }}
-extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const Word* arrivals,
-                          i64 arrived, i64 before, i64 after, const i64* holes, i64 left, const unsigned char* tail,
-                          u64* cursors)
+extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
+                          const Word* arrivals, i64 arrived, i64 before, i64 after, const i64* holes, i64 left,
+                          const unsigned char* tail, u64* counters)
 {{
-    launch_on_cpu(blocks, 8, backwards, place, *grid, *rows, arrivals, arrived, before, after, holes, left, tail,
-                  cursors);
+    launch_on_cpu(blocks, 8, backwards, place, grid, columns, words, arrivals, arrived, before, after, holes, left,
+                  tail, counters);
 }}
 """)
 
@@ -104,9 +114,8 @@ class Launch:
         name, defines = function
         Launch.runs += 1
         call = getattr(library(defines), f"run_{name}")
-        structs = [ctypes.byref(a) if isinstance(a, ctypes.Array) else a for a in args]
         blocks = blocks * 11 if name == "find" else blocks * 32  # of fewer threads and rows
-        self.launch = lambda stream: call(ctypes.c_uint(blocks), Launch.runs % 2 == 0, *structs)
+        self.launch = lambda stream: call(ctypes.c_uint(blocks), Launch.runs % 2 == 0, *args)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +126,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         device_migration, "kernel", lambda file, name, device, defines: (name, defines)
     )
     monkeypatch.setattr(device_migration, "stream_pointer", lambda: 0)
+    monkeypatch.setattr(
+        device_migration, "pinned", lambda nbytes: SimpleNamespace(array=np.empty(nbytes, "u1"))
+    )
     monkeypatch.setattr(device_migration, "_ROWS", 1)
 
 
@@ -152,7 +164,7 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...], *, maps: bool = 
                 use_device=lambda device: Arena(),
                 find_gpus=lambda: SimpleNamespace(all_map=maps),
             ),
-            world=SimpleNamespace(rank=rank, size=RANKS),
+            world=SimpleNamespace(rank=rank, size=RANKS, ranks=SimpleNamespace()),
         )
         for rank in range(RANKS)
     ]
@@ -170,12 +182,14 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
         m.pack(arrays, flips, counts[rank], counts[:, rank])
         for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
     ]
+    for m, arrays in zip(migrations, ranks, strict=True):
+        m.keep(arrays, flips)
     places = counts.cumsum(axis=1) - counts
     for rank, migration in enumerate(migrations):
         if isinstance(migration, DeviceMigration):
 
             def swap(
-                world: Any, sent: Any, received: Any, mine: Any, theirs: Any, to: int = rank
+                sent: Any, received: Any, mine: Any, theirs: Any, step: str, to: int = rank
             ) -> None:
                 """Set the rows to receive from what other ranks send."""
                 width, end = received.shape[1], 0
@@ -187,9 +201,8 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
                 own = migrations[to]._outbox[: sent.size]
                 assert sent.tobytes() == own.tobytes() and (theirs == counts[:, to]).all()
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(device_migration, "swap_rows", swap)
-                migration.swap(records, places[:, rank])
+            migration._world.ranks.swap_rows = swap
+            migration.swap(records, places[:, rank])
         else:  # without messages
             cuts = [
                 slice(places[other, rank], places[other, rank] + counts[other, rank])
