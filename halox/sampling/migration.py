@@ -71,33 +71,27 @@ def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, 
     x[lost] = 0
     absorbed, mirrored = np.zeros(len(x), bool), np.zeros(x.shape, bool)
     for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
-        at, mirror = x[:, axis], mirrored[:, axis]
-        if low == high and low in (WRAP, REFLECT):
-            turns = np.floor((at + 0.5) / n)
-            at -= turns * n
-            mirror[...], wall = (turns % 2 != 0) & (low == REFLECT), n - 1
-        elif low == REFLECT:
-            mirror[...], wall = at + 0.5 < 0, -1
-        elif high == REFLECT:
-            mirror[...], wall = at + 0.5 >= n, 2 * n - 1
-        else:
-            wall = 0
-        np.copyto(at, wall - at, where=mirror)
-        # Rounding must not put a particle beyond the end.
-        if low in (WRAP, REFLECT):
-            np.maximum(at, -0.5, out=at)
-        if high in (WRAP, REFLECT):
-            np.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
-        for beyond, end in ((at + 0.5 < 0, low), (at + 0.5 >= n, high)):
-            absorbed |= beyond & (end == ABSORB)
-            lost |= beyond & (end == KEEP)
+        at = x[:, axis]
+        turns = np.floor((at + 0.5) / n)
+        for way, end, other in ((-1, low, high), (1, high, low)):
+            beyond = turns * way > 0
+            folded = beyond & (end in (WRAP, REFLECT) and (other == end or turns == way))
+            np.subtract(at, turns * n, out=at, where=folded)
+            mirror = folded & (turns % 2 != 0) & (end == REFLECT)
+            np.subtract(n - 1, at, out=at, where=mirror)
+            mirrored[:, axis] |= mirror
+            # Rounding must not put a particle beyond the end.
+            np.clip(at, -0.5, np.nextafter(n, 0) - 0.5, out=at, where=folded)
+            fate = other if end == REFLECT else end
+            absorbed |= beyond & ~folded & (fate == ABSORB)
+            lost |= beyond & ~folded & (fate == KEEP)
     return mirrored, absorbed, lost
 
 
 class Migration:
     """A migration of one rank's particles on the host; their arrays have a row for each particle, positions first.
 
-    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `put`.
+    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `keep` and `swap`.
     """
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
@@ -122,25 +116,17 @@ class Migration:
             )
         ranks = owners(self._layout, np.floor(self._x + 0.5).astype("i8"))
         ranks[absorbed] = cut.ranks
-        order, counts = np.argsort(ranks), np.bincount(ranks, minlength=cut.ranks + 1)
-        stop = int(counts[: rank + 1].sum())
-        start = stop - int(counts[rank])
-        self._stay, self._leave = order[start:stop], np.delete(order, slice(start, stop))
+        counts = np.bincount(ranks, minlength=cut.ranks + 1)
         counts[rank] = 0
-        return counts[:-1], len(self._leave)
+        self._stay, leave = np.flatnonzero(ranks == rank), np.flatnonzero(ranks != rank)
+        self._leave = leave[np.argsort(ranks[leave])]
+        self._arrays, self._flips = arrays, flips
+        return counts[:-1], len(leave)
 
-    def keep(self, arrays: Sequence[Array], flips: Sequence[bool]) -> None:
-        """Settle particles that stay."""
-        rows = self._rows[self._stay]
-        for array, values in zip(arrays, self._settled(arrays, flips, self._stay), strict=True):
-            array[rows] = values
-
-    def _settled(
-        self, arrays: Sequence[Array], flips: Sequence[bool], which: Array
-    ) -> Iterator[Array]:
+    def _settled(self, which: Array) -> Iterator[Array]:
         """Yield the new values of some particles outside of the block."""
         yield self._x[which]
-        for array, is_flipped in zip(arrays[1:], flips[1:], strict=True):
+        for array, is_flipped in zip(self._arrays[1:], self._flips[1:], strict=True):
             values = array[self._rows[which]]
             yield np.where(self._mirrored[which], -values, values) if is_flipped else values
 
@@ -152,19 +138,23 @@ class Migration:
         The result goes to the `swap` of all ranks.
         """
         self._arrays, self._counts, self._incoming = arrays, counts, incoming
-        leavers = self._settled(arrays, flips, self._leave[: counts.sum()])
+        leavers = self._settled(self._leave[: counts.sum()])
         self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
         self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
         return None
 
-    def swap(self, records: Sequence[object], places: Array) -> None:
-        """Send the packed rows to their ranks, and receive the arrivals."""
-        args = self._sent, self._arrivals, self._counts, self._incoming
-        self._world.ranks.swap_rows(*args, MIGRATION)
+    def keep(self) -> None:
+        """Settle particles that stay."""
+        for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
+            array[self._rows[self._stay]] = values
 
-    def put(self) -> None:
-        """Store arrivals in place of particles that leave."""
-        arrivals, holes = self._arrivals, np.sort(self._rows[self._leave])
+    def swap(self, records: Sequence[object], places: Array) -> None:
+        """Send the packed rows to their ranks, and store the arrivals in place of particles that leave.
+
+        ``records`` and ``places`` are the results of `pack`, and the first rows for this rank, of all ranks.
+        """
+        sent, arrivals, holes = self._sent, self._arrivals, np.sort(self._rows[self._leave])
+        self._world.ranks.swap_rows(sent, arrivals, self._counts, self._incoming, MIGRATION)
         n, m = self._before, len(arrivals)
         after = n - len(holes) + m
         last = np.arange(after, n)

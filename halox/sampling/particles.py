@@ -269,7 +269,7 @@ class Particles(Unique):
         alike = {"the attributes": [*kinds]}
         (counts, left), (all_left,) = world.total(find, MIGRATION, alike=alike)
         if not all_left:
-            migration.keep(views, flips)
+            migration.keep()
             return
         mine = np.stack([counts, counts.cumsum() - counts], axis=1)
         theirs = world.ranks.swap_numbers(mine, MIGRATION) if world.size > 1 else mine
@@ -285,9 +285,8 @@ class Particles(Unique):
             return buffers, migration.pack(arrays, flips, counts, incoming)
 
         buffers, records = world.gather(prepare, MIGRATION)
-        migration.keep([buffers[name] for name in names], flips)
+        migration.keep()
         migration.swap(records, places)
-        migration.put()
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:

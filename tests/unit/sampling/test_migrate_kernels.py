@@ -51,14 +51,13 @@ CUPY = SimpleNamespace(
     asarray=lambda values, dtype=None: gpu(np.asarray(values, dtype)),
     cuda=SimpleNamespace(
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None, ptr=0),
-        runtime=SimpleNamespace(
-            memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(
-                target, source, nbytes
-            ),
-            memcpyDefault=4,
-        ),
     ),
 )
+
+
+def pinned(nbytes: int) -> Any:
+    array = np.full(nbytes, 77, "u1")
+    return SimpleNamespace(array=array, nbytes=nbytes, device_pointer=array.ctypes.data)
 
 
 @cache
@@ -66,6 +65,7 @@ def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     small = (("THREADS", "8"), ("ROWS", "3"))
     return shared_library(f"""{preamble((*defines, *small))}
 #include "{SHIM}"
+using std::isnan;
 template <class T> static T atomicAdd(T* at, T value)
 {{
     const T before = *at;
@@ -84,23 +84,22 @@ extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, cons
 {{
     launch_with_barriers(blocks, 8, backwards, find, grid, x, n, list, counters);
 }}
-extern "C" void run_keep(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
-                         const i64* list, i64 listed)
+extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
+                         i64 listed, u64* counters, Word* sent)
 {{
-    launch_on_cpu(blocks, 8, backwards, keep, grid, columns, words, list, listed);
+    launch_on_cpu(blocks, 8, backwards, pack, grid, particles, list, listed, counters, sent);
 }}
-extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
-                         const i64* list, i64 listed, i64 after, u64* counters, Word* sent, i64* holes,
-                         unsigned char* tail)
+extern "C" void run_keep(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
+                         i64 listed, i64 after, u64* counters, i64* holes)
 {{
-    launch_on_cpu(blocks, 8, backwards, pack, grid, columns, words, list, listed, after, counters, sent, holes, tail);
+    launch_on_cpu(blocks, 8, backwards, keep, grid, particles, list, listed, after, counters, holes);
 }}
-extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Column* columns, i64 words,
-                          const Word* arrivals, i64 arrived, i64 before, i64 after, const i64* holes, i64 left,
-                          const unsigned char* tail, u64* counters)
+extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles,
+                          const Word* arrivals, i64 first, i64 rows, i64 before, i64 after, i64 left, u64* counters,
+                          const i64* holes)
 {{
-    launch_on_cpu(blocks, 8, backwards, place, grid, columns, words, arrivals, arrived, before, after, holes, left,
-                  tail, counters);
+    launch_on_cpu(blocks, 8, backwards, place, grid, particles, arrivals, first, rows, before, after, left, counters,
+                  holes);
 }}
 """)
 
@@ -126,9 +125,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         device_migration, "kernel", lambda file, name, device, defines: (name, defines)
     )
     monkeypatch.setattr(device_migration, "stream_pointer", lambda: 0)
-    monkeypatch.setattr(
-        device_migration, "pinned", lambda nbytes: SimpleNamespace(array=np.empty(nbytes, "u1"))
-    )
+    monkeypatch.setattr(device_migration, "pinned", pinned)
     monkeypatch.setattr(device_migration, "_ROWS", 1)
 
 
@@ -182,36 +179,24 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
         m.pack(arrays, flips, counts[rank], counts[:, rank])
         for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
     ]
-    for m, arrays in zip(migrations, ranks, strict=True):
-        m.keep(arrays, flips)
     places = counts.cumsum(axis=1) - counts
+    kind = "_outbox" if isinstance(migrations[0], DeviceMigration) else "_sent"
+    packed = [np.array(getattr(m, kind)).reshape(-1) for m in migrations]
     for rank, migration in enumerate(migrations):
-        if isinstance(migration, DeviceMigration):
 
-            def swap(
-                sent: Any, received: Any, mine: Any, theirs: Any, step: str, to: int = rank
-            ) -> None:
-                """Set the rows to receive from what other ranks send."""
-                width, end = received.shape[1], 0
-                for other, source in enumerate(migrations):
-                    start, end = end, end + counts[other, to]
-                    first = places[other, to] * width
-                    rows = source._outbox[first : first + (end - start) * width]
-                    received[start:end] = np.asarray(rows).reshape(-1, width)
-                own = migrations[to]._outbox[: sent.size]
-                assert sent.tobytes() == own.tobytes() and (theirs == counts[:, to]).all()
+        def swap_rows(
+            sent: Any, received: Any, mine: Any, theirs: Any, step: str, to: int = rank
+        ) -> None:
+            """Set the rows to receive from what other ranks have packed."""
+            assert sent.tobytes() == packed[to][: sent.size].tobytes()
+            width = received.shape[1]
+            cuts = np.stack([places, places + counts])[:, :, to] * width
+            parts = [rows[start:end] for rows, start, end in zip(packed, *cuts, strict=True)]
+            received[...] = np.concatenate(parts).reshape(-1, width)
 
-            migration._world.ranks.swap_rows = swap
-            migration.swap(records, places[:, rank])
-        else:  # without messages
-            cuts = [
-                slice(places[other, rank], places[other, rank] + counts[other, rank])
-                for other in range(RANKS)
-            ]
-            parts = [m._sent[cut] for m, cut in zip(migrations, cuts, strict=True)]
-            migration._arrivals[...] = np.concatenate(parts)
-    for rank, migration in enumerate(migrations):
-        migration.put()
+        migration._world.ranks.swap_rows = swap_rows
+        migration.keep()
+        migration.swap(records, places[:, rank])
         after = sizes[rank] - found[rank][1] + int(counts[:, rank].sum())
         ranks[rank][0][after:] = np.nan
     return ranks
