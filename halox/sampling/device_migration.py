@@ -48,6 +48,7 @@ class DeviceMigration:
         self._maps = domain.context.find_gpus().all_map
         self._outbox: Any = cp.empty(0, "u1")
         self._outboxes: dict[int, int] = {}  # addresses of other ranks' memory
+        self._news: object = None  # for other ranks, until they have it
         self._messages = pinned(0)
 
     def find(self, arrays: Sequence[Any], flips: Sequence[bool]) -> tuple[Array, int]:
@@ -73,14 +74,14 @@ class DeviceMigration:
         """Pack particles that leave, as `Migration.pack`; return the place and handles of memory that is new."""
         self._describe(arrays, flips)
         self._counts, self._incoming = counts, incoming
-        sent, arrived, record = int(counts.sum()), int(incoming.sum()), None
+        sent, arrived = int(counts.sum()), int(incoming.sum())
         self._after = self._before - self._left + arrived
         if sent * self._width > len(self._outbox):
             self._outbox = self._arena.array((sent * self._width * 3 // 2,), np.dtype("u1"))
             start = self._outbox.data.ptr
             place = self._arena.locate(start, start + len(self._outbox))
             if self._maps and place is not None:
-                record = place, self._arena.handles([place])
+                self._news = place, self._arena.handles([place])
         if not self._maps and (sent + arrived) * self._width > self._messages.nbytes:
             self._messages = pinned((sent + arrived) * self._width * 3 // 2)
         self._numbers[:] = 0
@@ -91,7 +92,7 @@ class DeviceMigration:
             "pack", self._listed, self._rows, self._list, self._listed, self._counters, self._outbox
         )
         stream.synchronize()
-        return record
+        return self._news
 
     def keep(self) -> None:
         """Settle particles that stay, as `Migration.keep`."""
@@ -100,7 +101,7 @@ class DeviceMigration:
 
     def swap(self, records: Sequence[Any], places: Array) -> None:
         """Store arrivals in place of those that leave, as `Migration.swap`."""
-        width, arrived = self._width, int(self._incoming.sum())
+        self._news, width, arrived = None, self._width, int(self._incoming.sum())
         if self._maps:
             for rank, record in enumerate(records):
                 if record is not None and rank != self._world.rank:

@@ -60,7 +60,7 @@ class Particles(Unique):
     FieldError
         If positions or attributes have another shape or dtype, or sides of the grid are joined by ``connect``. In the
         construction and in `migrate` also if a position is not finite, 2**53 or more in magnitude, or beyond a wall
-        that keeps its particles; no particle has changed its rank then.
+        that keeps its particles; no particle has changed then.
     MismatchError
         If ranks give different options, or attributes of different names, dtypes or shapes.
     DeviceError, StateError, ClosedError, ExchangeTimeoutError, HaloxError

@@ -28,7 +28,7 @@ typedef WORD Word;
 typedef long long i64;
 typedef unsigned long long u64;
 
-enum { POSITION_WORDS = AXES * sizeof(double) / sizeof(Word) };
+constexpr int POSITION_WORDS = AXES * sizeof(double) / sizeof(Word);
 
 enum { KEEP, REFLECT, ABSORB, WRAP };
 enum { ABSORBED, HOLES, FILLED, LOST, LISTED };  // counters after those of the ranks

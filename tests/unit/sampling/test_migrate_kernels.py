@@ -170,15 +170,16 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...], *, maps: bool = 
 def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) -> list[list[Any]]:
     """Migrate the particles of all ranks, each a list of arrays with 500 rows, of which NaN positions are unused."""
     sizes = [int(np.count_nonzero(~np.isnan(arrays[0][:, 0]))) for arrays in ranks]
-    found = [
-        m.find([a[:n] for a in arrays], flips)
-        for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
-    ]
-    counts = np.array([one for one, _ in found])
-    records = [
-        m.pack(arrays, flips, counts[rank], counts[:, rank])
-        for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
-    ]
+    for _ in range(2):  # the first one as if another rank had an error
+        found = [
+            m.find([a[:n] for a in arrays], flips)
+            for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
+        ]
+        counts = np.array([one for one, _ in found])
+        records = [
+            m.pack(arrays, flips, counts[rank], counts[:, rank])
+            for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
+        ]
     places = counts.cumsum(axis=1) - counts
     kind = "_outbox" if isinstance(migrations[0], DeviceMigration) else "_sent"
     packed = [np.array(getattr(m, kind)).reshape(-1) for m in migrations]
