@@ -71,20 +71,21 @@ def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, 
     x[lost] = 0
     absorbed, mirrored = np.zeros(len(x), bool), np.zeros(x.shape, bool)
     for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
-        at = x[:, axis]
-        turns = np.floor((at + 0.5) / n)
-        for way, end, other in ((-1, low, high), (1, high, low)):
-            beyond = turns * way > 0
-            folded = beyond & (end in (WRAP, REFLECT) and (other == end or turns == way))
-            np.subtract(at, turns * n, out=at, where=folded)
-            mirror = folded & (turns % 2 != 0) & (end == REFLECT)
-            np.subtract(n - 1, at, out=at, where=mirror)
-            mirrored[:, axis] |= mirror
-            # Rounding must not put a particle beyond the end.
-            np.clip(at, -0.5, np.nextafter(n, 0) - 0.5, out=at, where=folded)
-            fate = other if end == REFLECT else end
-            absorbed |= beyond & ~folded & (fate == ABSORB)
-            lost |= beyond & ~folded & (fate == KEEP)
+        turns = np.floor((x[:, axis] + 0.5) / n)
+        rows = np.flatnonzero(turns)
+        at, turns = x[rows, axis], turns[rows]
+        folds = ((turns == -1) & (low == REFLECT)) | ((turns == 1) & (high == REFLECT))
+        folds |= low == high and low in (WRAP, REFLECT)
+        mirrors = folds & (low != WRAP) & (turns % 2 != 0)
+        at -= np.where(folds, turns * n, 0)
+        np.subtract(n - 1, at, out=at, where=mirrors)
+        # Rounding must not put a particle beyond the end.
+        np.clip(at, -0.5, np.nextafter(n, 0) - 0.5, out=at, where=folds)
+        x[rows, axis], mirrored[rows, axis] = at, mirrors
+        fates = high if low == REFLECT else low, low if high == REFLECT else high
+        for beyond, fate in zip((turns < 0, turns > 0), fates, strict=True):
+            absorbed[rows] |= beyond & ~folds & (fate == ABSORB)
+            lost[rows] |= beyond & ~folds & (fate == KEEP)
     return mirrored, absorbed, lost
 
 
