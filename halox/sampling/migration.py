@@ -98,14 +98,14 @@ class Migration:
     def __init__(self, domain: Domain, rules: Rules) -> None:
         self._world, self._layout, self._rules = domain.world, domain.plain, rules
 
-    def find(self, arrays: Sequence[Array], flips: Sequence[bool]) -> tuple[Array, int]:
+    def find(self, arrays: Sequence[Array], flips: Sequence[bool], n: int) -> tuple[Array, int]:
         """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
 
-        ``flips`` tells for each array whether walls change the signs of its components.
+        Arrays have ``n`` particles; ``flips`` tells for each whether walls change the signs of its components.
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
-        positions, rank, cut = arrays[0], self._layout.rank, self._layout.decomposition
-        self._before = len(positions)
+        positions, rank, cut = arrays[0][:n], self._layout.rank, self._layout.decomposition
+        self._before = n
         self._rows = rows = _outside(positions, self._layout.owned)
         self._x = positions[rows]
         self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)

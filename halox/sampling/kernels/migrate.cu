@@ -2,25 +2,19 @@
 //
 // find: each position is read once. The rows of particles outside of the block are listed in no order, and counted by
 // rank. A block of threads collects them first, since few threads find one.
-// pack: listed particles of other ranks are written to `sent`, from row counters[rank] on.
+// pack: listed particles of other ranks are written to `sent`, in order of the ranks.
 // keep: listed particles of this rank are settled in place. Others leave a hole, or NaN in one of the last rows.
 // place: arrivals fill holes and rows from `before` on; without arrivals, particles of the last rows fill holes.
 //
-// The last rows are those from `after` on, the number of particles after the migration. Counters: particles of each rank
-// (in `pack` the next row in `sent`), absorbed, holes that are found, and filled, particles without a place, listed.
+// The last rows are those from `after` on, the number of particles after the migration. Counters: particles of each rank,
+// then those of the enum, and particles of each rank that are packed.
 //
-// Launch shape: one dimension; for `find` THREADS * ROWS positions a block, else a thread an item.
+// Launch shape: one dimension, any number of blocks of THREADS.
 
 #ifndef AXES
 #define AXES 3
-#endif
-#ifndef WORD
 #define WORD unsigned long long
-#endif
-#ifndef THREADS
 #define THREADS 256
-#endif
-#ifndef ROWS
 #define ROWS 8
 #endif
 
@@ -31,7 +25,7 @@ typedef unsigned long long u64;
 constexpr int POSITION_WORDS = AXES * sizeof(double) / sizeof(Word);
 
 enum { KEEP, REFLECT, ABSORB, WRAP };
-enum { ABSORBED, HOLES, FILLED, LOST, LISTED };  // counters after those of the ranks
+enum { ABSORBED, LOST, LISTED, HOLES, FILLED, PACKED };
 
 struct Grid {
     double rank, ranks, bounds;
@@ -107,75 +101,85 @@ struct Settled {
     }
 };
 
-extern "C" __global__ void find(const Grid* grid, const double* positions, i64 n, i64* list, u64* counters)
+extern "C" __global__ void find(const Grid* grid, const Particles* particles, i64 n, i64* list, u64* counters)
 {
     __shared__ unsigned found, outside[THREADS * ROWS];
     __shared__ u64 place;
-    const i64 first = i64(blockIdx.x) * (THREADS * ROWS);
-    if (threadIdx.x == 0)
-        found = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (unsigned k = threadIdx.x; k < THREADS * ROWS && first + k < n; k += THREADS) {
-        bool is_inside = true;
-        for (int axis = 0; axis < AXES; ++axis) {
-            const double x = positions[(first + k) * AXES + axis] + 0.5;
-            is_inside = is_inside && x >= grid->axes[axis].low && x < grid->axes[axis].high;
-        }
-        if (!is_inside)
-            outside[atomicAdd(&found, 1u)] = k;
+    const double* const positions = particles->position(0);
+    double low[AXES], high[AXES];
+    for (int axis = 0; axis < AXES; ++axis) {
+        low[axis] = grid->axes[axis].low;
+        high[axis] = grid->axes[axis].high;
     }
-    __syncthreads();
-    if (threadIdx.x == THREADS - 1 && found)
-        place = atomicAdd(counters + i64(grid->ranks) + LISTED, u64(found));
-    for (unsigned k = threadIdx.x; k < found; k += THREADS)
-        claim(counters + Settled(*grid, positions + (first + outside[k]) * AXES).counter);
-    __syncthreads();
-    for (unsigned k = threadIdx.x; k < found; k += THREADS)
-        list[place + k] = first + outside[k];
+    for (i64 first = i64(blockIdx.x) * (THREADS * ROWS); first < n; first += i64(gridDim.x) * (THREADS * ROWS)) {
+        if (threadIdx.x == 0)
+            found = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (unsigned k = threadIdx.x; k < THREADS * ROWS && first + k < n; k += THREADS) {
+            bool is_inside = true;
+            for (int axis = 0; axis < AXES; ++axis) {
+                const double x = positions[(first + k) * AXES + axis] + 0.5;
+                is_inside = is_inside && x >= low[axis] && x < high[axis];
+            }
+            if (!is_inside)
+                outside[atomicAdd(&found, 1u)] = k;
+        }
+        __syncthreads();
+        if (threadIdx.x == THREADS - 1 && found)
+            place = atomicAdd(counters + i64(grid->ranks) + LISTED, u64(found));
+        for (unsigned k = threadIdx.x; k < found; k += THREADS)
+            claim(counters + Settled(*grid, positions + (first + outside[k]) * AXES).counter);
+        __syncthreads();
+        for (unsigned k = threadIdx.x; k < found; k += THREADS)
+            list[place + k] = first + outside[k];
+        __syncthreads();
+    }
 }
 
-extern "C" __global__ void pack(const Grid* grid, const Particles* particles, const i64* list, i64 listed, u64* counters,
-                                Word* sent)
+extern "C" __global__ void pack(const Grid* grid, const Particles* particles, const i64* list, u64* counters, Word* sent)
 {
-    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, words = particles->words;
-    if (k >= listed)
-        return;
-    const Settled settled(*grid, particles->position(list[k]));
-    if (settled.counter == grid->rank || settled.counter >= grid->ranks)
-        return;
-    Word* const to = sent + claim(counters + settled.counter) * words;
-    for (i64 w = 0; w < words; ++w)
-        to[w] = settled.word(*particles, list[k], w);
-}
-
-extern "C" __global__ void keep(const Grid* grid, const Particles* particles, const i64* list, i64 listed, i64 after,
-                                u64* counters, i64* holes)
-{
-    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (k >= listed)
-        return;
-    const i64 row = list[k];
-    const Settled settled(*grid, particles->position(row));
-    if (settled.counter == grid->rank) {
-        const i64 words = settled.mirrored ? particles->words : POSITION_WORDS;
+    const i64 ranks = i64(grid->ranks), listed = i64(counters[ranks + LISTED]), words = particles->words;
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < listed; k += i64(gridDim.x) * THREADS) {
+        const Settled settled(*grid, particles->position(list[k]));
+        if (settled.counter == grid->rank || settled.counter >= ranks)
+            continue;
+        i64 row = claim(counters + ranks + PACKED + settled.counter);
+        for (i64 rank = 0; rank < settled.counter; ++rank)
+            row += rank == grid->rank ? 0 : i64(counters[rank]);
         for (i64 w = 0; w < words; ++w)
-            *particles->at(row, w) = settled.word(*particles, row, w);
-    } else if (row < after) {
-        holes[claim(counters + i64(grid->ranks) + HOLES)] = row;
-    } else {
-        *particles->position(row) = nan("");
+            sent[row * words + w] = settled.word(*particles, list[k], w);
+    }
+}
+
+extern "C" __global__ void keep(const Grid* grid, const Particles* particles, const i64* list, u64* counters, i64 after,
+                                i64* holes)
+{
+    const i64 ranks = i64(grid->ranks), listed = i64(counters[ranks + LISTED]);
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < listed; k += i64(gridDim.x) * THREADS) {
+        const i64 row = list[k];
+        const Settled settled(*grid, particles->position(row));
+        if (settled.counter == grid->rank) {
+            const i64 words = settled.mirrored ? particles->words : POSITION_WORDS;
+            for (i64 w = 0; w < words; ++w)
+                *particles->at(row, w) = settled.word(*particles, row, w);
+        } else if (row < after) {
+            holes[claim(counters + ranks + HOLES)] = row;
+        } else {
+            *particles->position(row) = nan("");
+        }
     }
 }
 
 extern "C" __global__ void place(const Grid* grid, const Particles* particles, const Word* arrivals, i64 first, i64 rows,
                                  i64 before, i64 after, i64 left, u64* counters, const i64* holes)
 {
-    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, words = particles->words;
-    if (k >= rows || (!arrivals && isnan(*particles->position(after + k))))
-        return;
-    const i64 hole = first + (arrivals ? k : claim(counters + i64(grid->ranks) + FILLED));
-    const i64 target = hole < left ? holes[hole] : before + hole - left;
-    for (i64 w = 0; w < words; ++w)
-        *particles->at(target, w) = arrivals ? arrivals[k * words + w] : *particles->at(after + k, w);
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < rows; k += i64(gridDim.x) * THREADS) {
+        if (!arrivals && isnan(*particles->position(after + k)))
+            continue;
+        const i64 hole = first + (arrivals ? k : claim(counters + i64(grid->ranks) + FILLED));
+        const i64 target = hole < left ? holes[hole] : before + hole - left;
+        for (i64 w = 0; w < particles->words; ++w)
+            *particles->at(target, w) = arrivals ? arrivals[k * particles->words + w] : *particles->at(after + k, w);
+    }
 }

@@ -62,8 +62,7 @@ def pinned(nbytes: int) -> Any:
 
 @cache
 def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-    small = (("THREADS", "8"), ("ROWS", "3"))
-    return shared_library(f"""{preamble((*defines, *small))}
+    return shared_library(f"""{preamble(defines)}
 #include "{SHIM}"
 using std::isnan;
 template <class T> static T atomicAdd(T* at, T value)
@@ -79,20 +78,20 @@ static unsigned long long __shfl_sync(unsigned, unsigned long long value, int) {
 static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
 static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 {source("migrate")}
-extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const double* x, i64 n, i64* list,
-                         u64* counters)
+extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, i64 n,
+                         i64* list, u64* counters)
 {{
-    launch_with_barriers(blocks, 8, backwards, find, grid, x, n, list, counters);
+    launch_with_barriers(blocks, 8, backwards, find, grid, particles, n, list, counters);
 }}
 extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
-                         i64 listed, u64* counters, Word* sent)
+                         u64* counters, Word* sent)
 {{
-    launch_on_cpu(blocks, 8, backwards, pack, grid, particles, list, listed, counters, sent);
+    launch_on_cpu(blocks, 8, backwards, pack, grid, particles, list, counters, sent);
 }}
 extern "C" void run_keep(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
-                         i64 listed, i64 after, u64* counters, i64* holes)
+                         u64* counters, i64 after, i64* holes)
 {{
-    launch_on_cpu(blocks, 8, backwards, keep, grid, particles, list, listed, after, counters, holes);
+    launch_on_cpu(blocks, 8, backwards, keep, grid, particles, list, counters, after, holes);
 }}
 extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles,
                           const Word* arrivals, i64 first, i64 rows, i64 before, i64 after, i64 left, u64* counters,
@@ -111,10 +110,11 @@ class Launch:
 
     def __init__(self, function: Any, blocks: int, threads: int, args: list[Any], *, device: int):
         name, defines = function
+        self._call, self._blocks, self.args = getattr(library(defines), f"run_{name}"), blocks, args
+
+    def launch(self, stream: int) -> None:
         Launch.runs += 1
-        call = getattr(library(defines), f"run_{name}")
-        blocks = blocks * 11 if name == "find" else blocks * 32  # of fewer threads and rows
-        self.launch = lambda stream: call(ctypes.c_uint(blocks), Launch.runs % 2 == 0, *args)
+        self._call(ctypes.c_uint(self._blocks), Launch.runs % 2 == 0, *self.args)
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(device_migration, "stream_pointer", lambda: 0)
     monkeypatch.setattr(device_migration, "pinned", pinned)
-    monkeypatch.setattr(device_migration, "_ROWS", 1)
+    monkeypatch.setattr(device_migration, "multiprocessors", lambda device: 1)
+    for name, number in (("_BLOCKS", 2), ("_THREADS", 8), ("_ROWS", 3)):
+        monkeypatch.setattr(device_migration, name, number)
 
 
 class Arena:
@@ -172,8 +174,7 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
     sizes = [int(np.count_nonzero(~np.isnan(arrays[0][:, 0]))) for arrays in ranks]
     for _ in range(2):  # the first one as if another rank had an error
         found = [
-            m.find([a[:n] for a in arrays], flips)
-            for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
+            m.find(arrays, flips, n) for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
         ]
         counts = np.array([one for one, _ in found])
         records = [
@@ -249,4 +250,4 @@ def test_a_particle_without_a_place() -> None:
         x = gpu(np.ones((40, 2)))
         x[17, 0] = bad
         with pytest.raises(FieldError, match="particle 17"):
-            migration.find([x], [False])
+            migration.find([x], [False], 40)
