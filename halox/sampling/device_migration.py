@@ -24,13 +24,9 @@ from halox.runtime.gpu.memory import pinned
 from halox.runtime.gpu.streams import stream_pointer
 from halox.sampling.migration import MIGRATION, RULES, Migration, Rules, row_bytes
 
-_BLOCKS, _THREADS, _ROWS = (
-    16,
-    256,
-    8,
-)  # blocks for each multiprocessor; rows for each thread, to look at together
-_KERNELS = "find", "pack", "keep", "place"
-_MOST_ARGUMENTS = 10
+_BLOCKS, _THREADS = 16, 256  # for each multiprocessor, and for each block
+_ROWS = 8  # of each thread that a block looks at before it settles any
+_MOST_ARGUMENTS = 10  # of a kernel
 
 
 class DeviceMigration:
@@ -50,6 +46,7 @@ class DeviceMigration:
         self._numbers = pinned(8 * (2 * self._world.size + 5)).array.view("i8")
         self._counters = cp.zeros(len(self._numbers), "i8")
         self._arrays: Sequence[Any] = ()
+        self._launches: dict[str, PreparedLaunch] = {}
         self._arena = domain.context.use_device(self._device)
         self._maps = domain.context.find_gpus().all_map
         self._outbox: Any = cp.empty(0, "u1")
@@ -116,13 +113,11 @@ class DeviceMigration:
                 for rank in self._incoming.nonzero()[0].tolist()
             ]
         else:
-            split = self._sent * width
-            sent, received, _ = np.split(
-                self._messages.array, [split, split + self._arrived * width]
-            )
-            self._outbox[:split].get(out=sent)
-            rows = sent.reshape(-1, width), received.reshape(-1, width)
-            self._world.ranks.swap_rows(*rows, self._counts, self._incoming, MIGRATION)
+            split, end = self._sent * width, (self._sent + self._arrived) * width
+            messages = self._messages.array[:end].reshape(-1, width)
+            sent, received = messages[: self._sent], messages[self._sent :]
+            self._outbox[:split].get(out=sent.reshape(-1))
+            self._world.ranks.swap_rows(sent, received, self._counts, self._incoming, MIGRATION)
             arrivals = [(self._messages.device_pointer + split, self._arrived)]
         items, first = (self._before, self._after, self._left, self._counters, self._holes), 0
         for pointer, rows in [*arrivals, (0, self._before - self._after)]:
@@ -136,37 +131,27 @@ class DeviceMigration:
         """Prepare the launches for the rows of arrays."""
         if arrays is self._arrays:
             return
-        columns: list[int] = []
         signs = [  # the bytes of a number whose sign changes, or 0
-            flip * a.dtype.itemsize >> (a.dtype.kind == "c")
-            for a, flip in zip(arrays, flips, strict=True)
+            flip * array.dtype.itemsize >> (array.dtype.kind == "c")
+            for array, flip in zip(arrays, flips, strict=True)
         ]
         word = gcd(8, *map(row_bytes, arrays), *signs)
-        for array, number in zip(arrays, signs, strict=True):
-            width = row_bytes(array)
-            for start in range(0, width, word):
-                is_sign = number and (start + word) % number == 0
-                axis = start * self._axes // width if is_sign else self._axes
-                columns += [array.data.ptr + start, width, axis]
-        self._rows = cupy().asarray([len(columns) // 3, *columns], "i8")
-        self._width = len(columns) // 3 * word
-        defines = {
-            "AXES": self._axes,
-            "WORD": ELEMENTS[f"u{word}"],
-            "THREADS": _THREADS,
-            "ROWS": _ROWS,
-        }
-        names = tuple((name, str(value)) for name, value in defines.items())
-        self._launches = {
-            function: PreparedLaunch(
-                kernel("migrate", function, self._device, names),
-                _BLOCKS * multiprocessors(self._device),
-                _THREADS,
-                [ctypes.c_int64() for _ in range(_MOST_ARGUMENTS)],
-                device=self._device,
-            )
-            for function in _KERNELS
-        }
+        columns = [
+            (array.data.ptr + start, width, start * self._axes // width if signed else self._axes)
+            for array, number in zip(arrays, signs, strict=True)
+            for width in [row_bytes(array)]
+            for start in range(0, width, word)
+            for signed in [number and (start + word) % number == 0]
+        ]
+        self._rows = cupy().asarray([len(columns), *chain(*columns)], "i8")
+        self._width, blocks = len(columns) * word, _BLOCKS * multiprocessors(self._device)
+        names, numbers = ("AXES", "THREADS", "ROWS"), (self._axes, _THREADS, _ROWS)
+        defines = ("WORD", ELEMENTS[f"u{word}"]), *zip(names, map(str, numbers), strict=True)
+        for name in ("find", "pack", "keep", "place"):
+            function = kernel("migrate", name, self._device, defines)
+            args = [ctypes.c_int64() for _ in range(_MOST_ARGUMENTS)]
+            launch = PreparedLaunch(function, blocks, _THREADS, args, device=self._device)
+            self._launches[name] = launch
         self._arrays = arrays
 
     def _launch(self, function: str, *args: Any) -> None:
