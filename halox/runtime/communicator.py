@@ -287,6 +287,18 @@ class Communicator:
         self._wait_mpi([self.comm.Ialltoall(mine, numbers)], step, mine, numbers)
         return numbers
 
+    def swap_rows(
+        self, sent: Bytes, received: Bytes, counts: Any, incoming: Any, step: str
+    ) -> None:
+        """Send each rank rows of bytes, and receive rows, both in order of the ranks; as `swap_numbers`."""
+        row = self.mpi.BYTE.Create_contiguous(sent.shape[1]).Commit()
+        ends = [
+            [rows, (n.tolist(), (n.cumsum() - n).tolist()), row]
+            for rows, n in ((sent, counts), (received, incoming))
+        ]
+        self._wait_mpi([self.comm.Ialltoallv(*ends)], step, sent, received)
+        row.Free()
+
     def broadcast(self, data: bytearray, step: str) -> bytearray:
         """Return the bytes of rank 0, equally many on all ranks; collective, only after a `reduce` of the call."""
         self._wait_mpi([self.comm.Ibcast([data, self.mpi.BYTE], 0)], step, data)

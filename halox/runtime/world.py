@@ -314,15 +314,23 @@ class World:
         return mine, Records(records, self.size)
 
     def total(
-        self, build: Callable[[], tuple[Built, Sequence[int]]], step: str
+        self,
+        build: Callable[[], tuple[Built, Sequence[int]]],
+        step: str,
+        *,
+        alike: Mapping[str, object] | None = None,
     ) -> tuple[Built, list[int]]:
         """Return the first item of ``build()`` here, and the sums of its numbers over all ranks; raises as `attempt`.
 
         All ranks give equally many integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64.
+        ``alike`` are arguments that must be the same on all ranks; see `check_alike`.
         """
         result, error = _attempt(build)
         mine, numbers = result or (None, ())
-        sums, _ = self._round("total", None, step, numbers, error)
+        verb = "total" if alike is None else "total alike"
+        sums, records = self._round(verb, alike, step, numbers, error)
+        if alike is not None:
+            self.check_alike(records)
         return mine, sums
 
     def from_first(self, build: Callable[[], Value], step: str) -> Value:
@@ -359,7 +367,7 @@ class World:
                 raise_together([(0, *_report(own))], 1, error)
             return [*numbers], [cast("Value", mine)]
         pickled = b""
-        if own is None and verb in ("gather", "attempt alike"):
+        if own is None and verb in ("gather", "attempt alike", "total alike"):
             # An object of this rank alone may be impossible to pickle, for example a function in it.
             pickled, failure = _attempt(partial(pickle.dumps, mine, pickle.HIGHEST_PROTOCOL))
             if failure is not None:

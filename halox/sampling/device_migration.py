@@ -1,7 +1,7 @@
-"""Migration of particles on a GPU, by the three kernels of `halox/sampling/kernels/migrate.cu`.
+"""Migration of particles on a GPU, by the kernels of `halox/sampling/kernels/migrate.cu`.
 
-Ranks that map one another's memory copy their arrivals from there; other ranks send messages from the host. A rank
-waits for its GPU before other ranks may read, and after its copies, so that they may write again in the next migration.
+Ranks that map one another's memory read their arrivals there; other ranks send messages from the host. A rank waits for
+its GPU before other ranks may read, and after it has read, so that they may write again in the next migration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -18,161 +18,145 @@ from halox.domain import Domain
 from halox.reductions.operations import ELEMENTS
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.memory import pinned
 from halox.runtime.gpu.streams import stream_pointer
-from halox.sampling.migration import RULES, Migration, Rules, row_bytes, swap_rows
+from halox.sampling.migration import MIGRATION, RULES, Migration, Rules, row_bytes
 
-_THREADS, _ROWS = 256, 8
+_BLOCKS, _THREADS = 16, 256  # for each multiprocessor, and for each block
+_ROWS = 8  # of each thread that a block looks at before it settles any
+_MOST_ARGUMENTS = 10  # of a kernel
 
 
 class DeviceMigration:
     """A migration of one rank's particles on a GPU, with the steps of `halox.sampling.migration.Migration`."""
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
-        self._host, self._world = Migration(domain, rules), domain.world
-        cut, self._device = domain.decomposition, domain.device_id or 0
-        bounds = [*chain(*(axis.bounds[1:-1] for axis in cut.axes))]
-        self._tables = cupy().asarray(bounds, "f8"), cupy().asarray([*cut.placement.rank_of], "i8")
+        cp, cut, self._world = cupy(), domain.decomposition, domain.world
+        self._host, self._device = Migration(domain, rules), domain.device_id or 0
         axes = [
             (own.start, own.stop, axis.cells, *map(RULES.index, rule), axis.parts)
             for own, axis, rule in zip(domain.plain.owned, cut.axes, rules, strict=True)
         ]
-        addresses = [table.data.ptr for table in self._tables]
-        self._grid = _words([*addresses, self._world.rank, self._world.size], np.array(axes, "f8"))
+        bounds = [*chain(*(axis.bounds[1:-1] for axis in cut.axes))]
+        head = self._world.rank, self._world.size, len(bounds)
+        self._grid = cp.asarray([*head, *chain(*axes), *bounds, *cut.placement.rank_of], "f8")
         self._axes = len(axes)
-        self._key: object = None
-        arena = domain.context.use_device(self._device)
-        self._arena = arena if domain.context.find_gpus().all_map else None
-        self._outbox: Any = cupy().empty(0, "u1")
+        self._numbers = pinned(8 * (2 * self._world.size + 5)).array.view("i8")
+        self._counters = cp.zeros(len(self._numbers), "i8")
+        self._arrays: Sequence[Any] = ()
+        self._launches: dict[str, PreparedLaunch] = {}
+        self._arena = domain.context.use_device(self._device)
+        self._maps = domain.context.find_gpus().all_map
+        self._outbox: Any = cp.empty(0, "u1")
         self._outboxes: dict[int, int] = {}  # addresses of other ranks' memory
+        self._news: object = None  # for other ranks, until they have it
+        self._messages = pinned(0)
 
-    def find(self, arrays: Sequence[Any], flips: Sequence[bool]) -> tuple[Array, int]:
-        """Count the particles that leave, as `Migration.find`, and settle the others."""
-        cp, self._before = cupy(), len(arrays[0])
-        self._list, counters = cp.empty(self._before, "i8"), cp.zeros(self._world.size + 3, "i8")
-        rows = self._rows_of(arrays, flips)
-        self._launch("find", self._before, rows, arrays[0], self._before, self._list, counters)
-        *numbers, absorbed, lost, self._listed = counters.get().tolist()
+    def find(self, arrays: Sequence[Any], flips: Sequence[bool], n: int) -> tuple[Array, int]:
+        """Count the particles that leave, as `Migration.find`."""
+        cp, size = cupy(), self._world.size
+        self._describe(arrays, flips)
+        self._before = self._after = n
+        self._list = cp.empty(n, "i8")
+        self._counters.data.memset_async(0, self._counters.nbytes)
+        self._launch("find", n, self._list, self._counters)
+        self._counters.get(out=self._numbers)
+        counts = self._numbers[:size].copy()
+        _, lost, self._listed = self._numbers[size : size + 3].tolist()
         if lost:  # the host names the particle
-            self._host.find([arrays[0].get()], [])
-        numbers[self._world.rank] = 0
-        return np.array(numbers), sum(numbers) + absorbed
+            self._host.find([arrays[0].get()], [], n)
+        self._left = self._listed - int(counts[self._world.rank])
+        self._holes = cp.empty(self._left, "i8")
+        counts[self._world.rank] = 0
+        return counts, self._left
 
     def pack(
         self, arrays: Sequence[Any], flips: Sequence[bool], counts: Array, incoming: Array
     ) -> object:
         """Pack particles that leave, as `Migration.pack`; return the place and handles of memory that is new."""
-        cp, self._counts, self._incoming = cupy(), counts, incoming
-        self._width, arrived = sum(map(row_bytes, arrays)), int(incoming.sum())
-        self._is_idle = not self._listed and not arrived
-        if self._is_idle:
-            return None
-        self._after = self._before - self._listed + arrived
-        self._rows = self._rows_of(arrays, flips)
-        self._arrivals = cp.empty((arrived, self._width), "u1")
-        starts = np.cumsum([0, *counts, 0])
-        starts[-2:] = 0  # numbers of holes that are found, and filled
-        self._cursors, self._holes = cp.asarray(starts), cp.empty(self._listed, "i8")
-        self._tail = cp.zeros(max(0, self._before - self._after), "u1")
-        nbytes, record = int(counts.sum()) * self._width, None
+        self._describe(arrays, flips)
+        self._counts, self._incoming = counts, incoming
+        self._sent, self._arrived = int(counts.sum()), int(incoming.sum())
+        self._after = self._before - self._left + self._arrived
+        nbytes = self._sent * self._width
         if nbytes > len(self._outbox):
-            size = max(nbytes, len(self._outbox) * 3 // 2)
-            if self._arena is None:
-                self._outbox = cp.empty(size, "u1")
-            else:
-                self._outbox = self._arena.array((size,), np.dtype("u1"))
-                start = self._outbox.data.ptr
-                place = self._arena.locate(start, start + size)
-                assert place is not None
-                record = place, self._arena.handles([place])
-        items = self._rows, arrays[0], self._list, self._listed, self._after, self._cursors
-        self._launch("pack", self._listed, *items, self._outbox, self._holes, self._tail)
+            self._outbox = self._arena.array((nbytes * 3 // 2,), np.dtype("u1"))
+            start = self._outbox.data.ptr
+            place = self._arena.locate(start, start + len(self._outbox))
+            if self._maps and place is not None:
+                self._news = place, self._arena.handles([place])
+        nbytes += self._arrived * self._width
+        if not self._maps and nbytes > self._messages.nbytes:
+            self._messages = pinned(nbytes * 3 // 2)
+        if self._sent:
+            self._launch("pack", self._list, self._counters, self._outbox)
+            cupy().cuda.get_current_stream().synchronize()
+        return self._news
+
+    def keep(self) -> None:
+        """Settle particles that stay, as `Migration.keep`."""
         if self._listed:
-            cp.cuda.get_current_stream().synchronize()
-        return record
+            self._launch("keep", self._list, self._counters, self._after, self._holes)
 
     def swap(self, records: Sequence[Any], places: Array) -> None:
-        """Copy the arrivals from other ranks, as `Migration.swap`."""
-        stream, runtime = cupy().cuda.get_current_stream(), cupy().cuda.runtime
-        if self._arena is not None:
+        """Store arrivals in place of those that leave, as `Migration.swap`."""
+        self._news, width = None, self._width
+        if self._maps:
             for rank, record in enumerate(records):
                 if record is not None and rank != self._world.rank:
                     self._arena.open(record[1])
                     self._outboxes[rank] = self._arena.pointer(record[0])
-        if self._is_idle:
-            return
-        if self._arena is None:
-            totals = int(self._counts.sum()), int(self._incoming.sum())
-            sent, self._received = (_pinned((total, self._width)) for total in totals)
-            self._outbox[: sent.size].get(out=sent.reshape(-1))
-            swap_rows(self._world, sent, self._received, self._counts, self._incoming)
-            self._arrivals.set(self._received, stream)
-            return
-        target = self._arrivals.data.ptr
-        for rank in np.flatnonzero(self._incoming).tolist():
-            nbytes = int(self._incoming[rank]) * self._width
-            source = self._outboxes[rank] + int(places[rank]) * self._width
-            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
-            target += nbytes
-
-    def put(self) -> None:
-        """Store arrivals in place of those that leave, as `Migration.put`."""
-        if self._is_idle:
-            return
-        arrived, moved = len(self._arrivals), max(0, self._before - self._after)
-        items = self._arrivals, arrived, self._before, self._after, self._holes, self._listed
-        self._launch("place", arrived + moved, self._rows, *items, self._tail, self._cursors)
-        if arrived:
+            arrivals = [
+                (self._outboxes[rank] + int(places[rank]) * width, int(self._incoming[rank]))
+                for rank in self._incoming.nonzero()[0].tolist()
+            ]
+        else:
+            split, end = self._sent * width, (self._sent + self._arrived) * width
+            messages = self._messages.array[:end].reshape(-1, width)
+            sent, received = messages[: self._sent], messages[self._sent :]
+            self._outbox[:split].get(out=sent.reshape(-1))
+            self._world.ranks.swap_rows(sent, received, self._counts, self._incoming, MIGRATION)
+            arrivals = [(self._messages.device_pointer + split, self._arrived)]
+        items, first = (self._before, self._after, self._left, self._counters, self._holes), 0
+        for pointer, rows in [*arrivals, (0, self._before - self._after)]:
+            if rows > 0:
+                self._launch("place", pointer, first, rows, *items)
+            first += rows
+        if self._arrived:
             cupy().cuda.get_current_stream().synchronize()
 
-    def _rows_of(self, arrays: Sequence[Any], flips: Sequence[bool]) -> Any:
-        """Return the kernels' description of rows, whose tables are kept for the same arrays."""
-        widths = list(map(row_bytes, arrays))
-        key = [(a.data.ptr, a.dtype, w, f) for a, w, f in zip(arrays, widths, flips, strict=True)]
-        if key != self._key:
-            word, masks, words = gcd(8, *widths), [], []
-            for pointer, dtype, width, is_flipped in key:
-                mask = np.zeros((self._axes, width), "u1")
-                if is_flipped:  # the sign bits of the component along each axis
-                    number = dtype.itemsize // (2 if dtype.kind == "c" else 1)
-                    signs = mask.reshape(self._axes, self._axes, -1, number)[..., -1]
-                    signs[np.arange(self._axes), np.arange(self._axes)] = 0x80
-                masks.append(mask)
-                words += [(pointer + start, width) for start in range(0, width, word)]
-            bases, strides = np.array(words, "u8").T
-            flags = np.concatenate(masks, axis=1).view(f"u{word}")
-            self._kept = [cupy().asarray(table) for table in (bases, strides, flags)]
-            self._described = _words([*(table.data.ptr for table in self._kept), len(words)])
-            self._key, self._word = key, ELEMENTS[f"u{word}"]
-        return self._described
+    def _describe(self, arrays: Sequence[Any], flips: Sequence[bool]) -> None:
+        """Prepare the launches for the rows of arrays."""
+        if arrays is self._arrays:
+            return
+        signs = [  # the bytes of a number whose sign changes, or 0
+            flip * array.dtype.itemsize >> (array.dtype.kind == "c")
+            for array, flip in zip(arrays, flips, strict=True)
+        ]
+        word = gcd(8, *map(row_bytes, arrays), *signs)
+        columns = [
+            (array.data.ptr + start, width, start * self._axes // width if signed else self._axes)
+            for array, number in zip(arrays, signs, strict=True)
+            for width in [row_bytes(array)]
+            for start in range(0, width, word)
+            for signed in [number and (start + word) % number == 0]
+        ]
+        self._rows = cupy().asarray([len(columns), *chain(*columns)], "i8")
+        self._width, blocks = len(columns) * word, _BLOCKS * multiprocessors(self._device)
+        names, numbers = ("AXES", "THREADS", "ROWS"), (self._axes, _THREADS, _ROWS)
+        defines = ("WORD", ELEMENTS[f"u{word}"]), *zip(names, map(str, numbers), strict=True)
+        for name in ("find", "pack", "keep", "place"):
+            function = kernel("migrate", name, self._device, defines)
+            args = [ctypes.c_int64() for _ in range(_MOST_ARGUMENTS)]
+            launch = PreparedLaunch(function, blocks, _THREADS, args, device=self._device)
+            self._launches[name] = launch
+        self._arrays = arrays
 
-    def _launch(self, function: str, items: int, *args: Any) -> None:
-        """Launch a kernel for so many items; arguments are arrays, integers and structs."""
-        defines = ("AXES", str(self._axes)), ("WORD", self._word)
-        if items:
-            PreparedLaunch(
-                kernel("migrate", function, self._device, defines),
-                -(-items // (_THREADS * (_ROWS if function == "find" else 1))),
-                _THREADS,
-                [self._grid, *map(_parameter, args)],
-                device=self._device,
-            ).launch(stream_pointer())
-
-
-def _words(integers: Sequence[int], *arrays: Array) -> Any:
-    """Return a struct of words of 8 bytes."""
-    words = np.concatenate([np.array(integers, "u8"), *(a.reshape(-1).view("u8") for a in arrays)])
-    return (ctypes.c_uint64 * len(words))(*words.tolist())
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, int):
-        return ctypes.c_int64(value)
-    return value if isinstance(value, ctypes.Array) else ctypes.c_uint64(value.data.ptr)
-
-
-def _pinned(shape: tuple[int, int]) -> Array:
-    """Return rows of bytes in page-locked memory of CuPy's pool."""
-    memory = cupy().cuda.alloc_pinned_memory(max(1, prod(shape)))
-    return np.frombuffer(memory, np.uint8, prod(shape)).reshape(shape)
+    def _launch(self, function: str, *args: Any) -> None:
+        """Launch a kernel; arguments are arrays and integers."""
+        launch = self._launches[function]
+        for held, value in zip(launch.args, (self._grid, self._rows, *args), strict=False):
+            held.value = value if isinstance(value, int) else value.data.ptr
+        launch.launch(stream_pointer())

@@ -19,9 +19,7 @@ import numpy as np
 from halox.decomposition import Decomposition
 from halox.domain import Domain
 from halox.errors import FieldError
-from halox.io.message_queue import MessageQueue
 from halox.runtime.arrays import Array
-from halox.runtime.world import World
 from halox.sampling.weights import owners
 from halox.values import as_list, shown
 
@@ -32,7 +30,6 @@ KEEP, REFLECT, ABSORB, WRAP = RULES = "keep", "reflect", "absorb", "wrap"
 
 _FARTHEST = 2.0**53  # float64 does not hold all integers beyond
 _ROWS = 1 << 15  # that are looked at together, so that they stay in the cache
-_MESSAGE_BYTES = 1 << 30  # below the limit of MPI's counts
 
 Rules = tuple[tuple[str, str], ...]
 """The rule of the low and the high end of each axis."""
@@ -74,46 +71,41 @@ def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, 
     x[lost] = 0
     absorbed, mirrored = np.zeros(len(x), bool), np.zeros(x.shape, bool)
     for axis, (n, (low, high)) in enumerate(zip(cells, rules, strict=True)):
-        at, mirror = x[:, axis], mirrored[:, axis]
-        if low == high and low in (WRAP, REFLECT):
-            turns = np.floor((at + 0.5) / n)
-            at -= turns * n
-            mirror[...], wall = (turns % 2 != 0) & (low == REFLECT), n - 1
-        elif low == REFLECT:
-            mirror[...], wall = at + 0.5 < 0, -1
-        elif high == REFLECT:
-            mirror[...], wall = at + 0.5 >= n, 2 * n - 1
-        else:
-            wall = 0
-        np.copyto(at, wall - at, where=mirror)
+        turns = np.floor((x[:, axis] + 0.5) / n)
+        rows = np.flatnonzero(turns)
+        at, turns = x[rows, axis], turns[rows]
+        folds = ((turns == -1) & (low == REFLECT)) | ((turns == 1) & (high == REFLECT))
+        folds |= low == high and low in (WRAP, REFLECT)
+        mirrors = folds & (low != WRAP) & (turns % 2 != 0)
+        at -= np.where(folds, turns * n, 0)
+        np.subtract(n - 1, at, out=at, where=mirrors)
         # Rounding must not put a particle beyond the end.
-        if low in (WRAP, REFLECT):
-            np.maximum(at, -0.5, out=at)
-        if high in (WRAP, REFLECT):
-            np.minimum(at, np.nextafter(n, 0) - 0.5, out=at)
-        for beyond, end in ((at + 0.5 < 0, low), (at + 0.5 >= n, high)):
-            absorbed |= beyond & (end == ABSORB)
-            lost |= beyond & (end == KEEP)
+        np.clip(at, -0.5, np.nextafter(n, 0) - 0.5, out=at, where=folds)
+        x[rows, axis], mirrored[rows, axis] = at, mirrors
+        fates = high if low == REFLECT else low, low if high == REFLECT else high
+        for beyond, fate in zip((turns < 0, turns > 0), fates, strict=True):
+            absorbed[rows] |= beyond & ~folds & (fate == ABSORB)
+            lost[rows] |= beyond & ~folds & (fate == KEEP)
     return mirrored, absorbed, lost
 
 
 class Migration:
     """A migration of one rank's particles on the host; their arrays have a row for each particle, positions first.
 
-    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `put`.
+    `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `keep` and `swap`.
     """
 
     def __init__(self, domain: Domain, rules: Rules) -> None:
         self._world, self._layout, self._rules = domain.world, domain.plain, rules
 
-    def find(self, arrays: Sequence[Array], flips: Sequence[bool]) -> tuple[Array, int]:
+    def find(self, arrays: Sequence[Array], flips: Sequence[bool], n: int) -> tuple[Array, int]:
         """Return the numbers of particles that leave for each rank, and of all that leave or are absorbed.
 
-        ``flips`` tells for each array whether walls change the signs of its components.
+        Arrays have ``n`` particles; ``flips`` tells for each whether walls change the signs of its components.
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
-        positions, rank, cut = arrays[0], self._layout.rank, self._layout.decomposition
-        self._before = len(positions)
+        positions, rank, cut = arrays[0][:n], self._layout.rank, self._layout.decomposition
+        self._before = n
         self._rows = rows = _outside(positions, self._layout.owned)
         self._x = positions[rows]
         self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)
@@ -125,12 +117,12 @@ class Migration:
             )
         ranks = owners(self._layout, np.floor(self._x + 0.5).astype("i8"))
         ranks[absorbed] = cut.ranks
-        order, counts = np.argsort(ranks), np.bincount(ranks, minlength=cut.ranks + 1)
-        stop = int(counts[: rank + 1].sum())
-        start = stop - int(counts[rank])
-        self._stay, self._leave = order[start:stop], np.delete(order, slice(start, stop))
+        counts = np.bincount(ranks, minlength=cut.ranks + 1)
         counts[rank] = 0
-        return counts[:-1], len(self._leave)
+        self._stay, leave = np.flatnonzero(ranks == rank), np.flatnonzero(ranks != rank)
+        self._leave = leave[np.argsort(ranks[leave])]
+        self._arrays, self._flips = arrays, flips
+        return counts[:-1], len(leave)
 
     def _settled(self, which: Array) -> Iterator[Array]:
         """Yield the new values of some particles outside of the block."""
@@ -146,22 +138,24 @@ class Migration:
 
         The result goes to the `swap` of all ranks.
         """
-        self._arrays, self._flips, self._counts, self._incoming = arrays, flips, counts, incoming
+        self._arrays, self._counts, self._incoming = arrays, counts, incoming
         leavers = self._settled(self._leave[: counts.sum()])
         self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
         self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
         return None
 
-    def swap(self, records: Sequence[object], places: Array) -> None:
-        """Send the packed rows to their ranks, and receive the arrivals."""
-        swap_rows(self._world, self._sent, self._arrivals, self._counts, self._incoming)
-
-    def put(self) -> None:
-        """Settle particles that stay, and store arrivals in place of those that leave."""
-        arrivals, stay = self._arrivals, self._rows[self._stay]
-        holes = np.sort(self._rows[self._leave])
+    def keep(self) -> None:
+        """Settle particles that stay."""
         for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
-            array[stay] = values
+            array[self._rows[self._stay]] = values
+
+    def swap(self, records: Sequence[object], places: Array) -> None:
+        """Send the packed rows to their ranks, and store the arrivals in place of particles that leave.
+
+        ``records`` and ``places`` are the results of `pack`, and the first rows for this rank, of all ranks.
+        """
+        sent, arrivals, holes = self._sent, self._arrivals, np.sort(self._rows[self._leave])
+        self._world.ranks.swap_rows(sent, arrivals, self._counts, self._incoming, MIGRATION)
         n, m = self._before, len(arrivals)
         after = n - len(holes) + m
         last = np.arange(after, n)
@@ -196,20 +190,3 @@ def _outside(positions: Array, owned: Sequence[slice]) -> Array:
             inside = inside & (x >= cut.start) & (x < cut.stop)
         found.append(first + np.flatnonzero(~inside))
     return np.concatenate(found)
-
-
-def swap_rows(world: World, sent: Array, received: Array, counts: Array, incoming: Array) -> None:
-    """Send rows of bytes to other ranks, and receive rows, both in order of the ranks; collective, blocks."""
-    with MessageQueue(world, 1 << 62, MIGRATION) as queue:
-        for rank, part in _parts(received, incoming):
-            queue.receive(part, rank)
-        for rank, part in _parts(sent, counts):
-            queue.send(part, rank)
-
-
-def _parts(rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
-    most, end = max(1, _MESSAGE_BYTES // max(1, rows.shape[1])), 0
-    for rank, count in enumerate(counts.tolist()):
-        start, end = end, end + count
-        for first in range(start, end, most):
-            yield rank, rows[first : min(first + most, end)]

@@ -60,7 +60,7 @@ class Particles(Unique):
     FieldError
         If positions or attributes have another shape or dtype, or sides of the grid are joined by ``connect``. In the
         construction and in `migrate` also if a position is not finite, 2**53 or more in magnitude, or beyond a wall
-        that keeps its particles; no particle has changed its rank then.
+        that keeps its particles; no particle has changed then.
     MismatchError
         If ranks give different options, or attributes of different names, dtypes or shapes.
     DeviceError, StateError, ClosedError, ExchangeTimeoutError, HaloxError
@@ -102,7 +102,7 @@ class Particles(Unique):
     ) -> None:
         self.domain = domain_of(grid)
         self._world, self._grid = self.domain.world, grid
-        self._buffers: dict[str, Any] = {}
+        self._described: object = None
         self._use({}, 0)
 
         def check() -> tuple[Any, dict[str, object]]:
@@ -180,11 +180,12 @@ class Particles(Unique):
         """Remove an attribute; local."""
         if name == POSITION:
             raise FieldError("position: particles need one; make other particles instead")
-        del self._buffers[name], self._views[name]
+        self._use({k: v for k, v in self._buffers.items() if k != name}, self._n)
 
     def _use(self, buffers: dict[str, Any], n: int) -> None:
         """Set the arrays, with ``n`` particles in their first rows."""
-        self._buffers, self._n = buffers, n
+        self._buffers: dict[str, Any] = buffers
+        self._n = n
         self._views = {name: buffer[:n] for name, buffer in buffers.items()}
 
     def _array(self, name: str, values: Any) -> Any:
@@ -249,38 +250,48 @@ class Particles(Unique):
 
     def _migrate(self) -> None:
         world, migration = self._world, self._migration
-        # In one order on all ranks, which may have added attributes in another.
-        names = sorted(self._views, key=lambda name: (name != POSITION, name))
-        flips = [name in self._flip for name in names]
+        if self._described is not self._buffers:
+            # In one order on all ranks, which may have added attributes in another.
+            self._names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
+            self._arrays = [self._buffers[name] for name in self._names]
+            self._flips = [name in self._flip for name in self._names]
+            kinds = [
+                f"{k}: {self._buffers[k].dtype} {self._buffers[k].shape[1:]}" for k in self._names
+            ]
+            self._alike = {"the attributes": ", ".join(kinds)}
+            self._described = self._buffers
 
-        def find() -> tuple[Any, dict[str, object]]:
-            views, shape = [self._views[name] for name in names], self.position.shape
+        def find() -> tuple[Any, list[int]]:
+            shape = self._arrays[0].shape
             for name in self._flip:
-                array = self._views.get(name)
+                array = self._buffers.get(name)
                 if array is None or array.shape != shape or array.dtype.kind not in "fc":
                     raise FieldError(
                         f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
                     )
-            kinds = zip(names, [f"{view.dtype} {view.shape[1:]}" for view in views], strict=True)
-            return migration.find(views, flips), {"the attributes": [*kinds]}
+            found = migration.find(self._arrays, self._flips, self._n)
+            return found, [found[1]]
 
-        counts, left = world.attempt(find, MIGRATION, alike=True)
-        mine = np.stack([counts, counts.cumsum() - counts], axis=1)
-        theirs = world.ranks.swap_numbers(mine, MIGRATION) if world.size > 1 else mine
-        incoming, places = theirs.T
+        (counts, left), (all_left,) = world.total(find, MIGRATION, alike=self._alike)
+        if not all_left:
+            migration.keep()
+            return
+        mine = np.empty((world.size, 2), "i8")
+        mine[:, 0], mine[:, 1] = counts, counts.cumsum() - counts
+        incoming, places = world.ranks.swap_numbers(mine, MIGRATION).T
         after = self._n - left + int(incoming.sum())
 
         def prepare() -> tuple[dict[str, Any], object]:
-            buffers, capacity = self._buffers, len(self._buffers[POSITION])
+            buffers, arrays, capacity = self._buffers, self._arrays, len(self._arrays[0])
             if after > capacity:
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
-            arrays = [buffers[name] for name in names]
-            return buffers, migration.pack(arrays, flips, counts, incoming)
+                arrays = [buffers[name] for name in self._names]
+            return buffers, migration.pack(arrays, self._flips, counts, incoming)
 
         buffers, records = world.gather(prepare, MIGRATION)
+        migration.keep()
         migration.swap(records, places)
-        migration.put()
         self._use(buffers, after)
 
     def sort(self, order: int = 1) -> None:

@@ -1,27 +1,20 @@
-// Migration of particles in three steps, with host work in between.
+// Migration of particles, with host work in between; `find` and `pack` leave the particles as they are.
 //
-// find: each position is read once. Particles outside of the block that belong to this rank are settled in place. The
-// rows of the others are listed in no order: a block of threads collects them, and adds to the list once. Counters:
-// particles of each rank, absorbed, without a place, listed.
-// pack: particles that leave are written to `sent`, from row cursors[rank] on. The rows that they leave are `holes`, or
-// marks in `tail`, from row `after` on, the number of particles after the migration.
-// place: arrivals fill holes and rows from `before` on; unmarked rows of the tail fill the other holes.
+// find: each position is read once. The rows of particles outside of the block are listed in no order, and counted by
+// rank. A block of threads collects them first, since few threads find one.
+// pack: listed particles of other ranks are written to `sent`, in order of the ranks.
+// keep: listed particles of this rank are settled in place. Others leave a hole, or NaN in one of the last rows.
+// place: arrivals fill holes and rows from `before` on; without arrivals, particles of the last rows fill holes.
 //
-// A particle is `words` words of type Word, its position first. Word w of row r is at base[w] + r * stride[w], and a
-// reflection along axis a changes its bits masks[a * words + w].
+// The last rows are those from `after` on, the number of particles after the migration. Counters: particles of each rank,
+// then those of the enum, and particles of each rank that are packed.
 //
-// Launch shape: one dimension; for `find` THREADS * ROWS positions a block, else a thread an item.
+// Launch shape: one dimension, any number of blocks of THREADS.
 
 #ifndef AXES
 #define AXES 3
-#endif
-#ifndef WORD
 #define WORD unsigned long long
-#endif
-#ifndef THREADS
 #define THREADS 256
-#endif
-#ifndef ROWS
 #define ROWS 8
 #endif
 
@@ -29,152 +22,164 @@ typedef WORD Word;
 typedef long long i64;
 typedef unsigned long long u64;
 
-enum { KEEP, REFLECT, ABSORB, WRAP, INSIDE };
+constexpr int POSITION_WORDS = AXES * sizeof(double) / sizeof(Word);
 
-struct Axis {
-    double low, high, cells, rules[2], parts;  // the block, the grid, and the blocks along the axis
-};
+enum { KEEP, REFLECT, ABSORB, WRAP };
+enum { ABSORBED, LOST, LISTED, HOLES, FILLED, PACKED };
 
 struct Grid {
-    const double* bounds;  // between blocks, axis by axis
-    const i64* rank_of;  // each block
-    i64 rank, ranks;
-    Axis axes[AXES];
+    double rank, ranks, bounds;
+    struct {
+        double low, high, cells, ends[2], parts;  // the block, the grid, and the blocks along the axis
+    } axes[AXES];
+    double tables[1];  // `bounds` bounds between blocks, axis by axis; then the rank of each block
 };
 
-struct Rows {
-    const u64 *base, *stride;
-    const Word* masks;
+struct Particles {
     i64 words;
+    struct {  // in row r word w is at base + r * stride; a reflection along `axis` changes its highest bit
+        i64 base, stride, axis;
+    } columns[1];
+
+    __device__ Word* at(i64 row, i64 w) const { return (Word*)(columns[w].base + row * columns[w].stride); }
+    __device__ double* position(i64 row) const { return (double*)at(row, 0); }
 };
 
-// Apply the rules of the ends of the grid. Return the rank, `ranks` for absorbed particles, `ranks + 1` without a place.
-static __device__ i64 settle(double* x, const double* position, const Grid& grid, unsigned& mirrored)
+// Return a number of a counter, another one in each call. Threads of a warp with one counter share an addition.
+static __device__ i64 claim(u64* counter)
 {
-    const double* bounds = grid.bounds;
-    i64 block = 0;
-    bool absorbed = false, lost = false;
-    mirrored = 0;
-    for (int axis = 0; axis < AXES; ++axis) {
-        const Axis& along = grid.axes[axis];
-        const int low = int(along.rules[0]), high = int(along.rules[1]);
-        const double n = along.cells;
-        double to = position[axis], wall = 0;
-        bool mirror = false;
-        lost = lost || !(fabs(to) < 0x1p53);
-        if (low == high && (low == WRAP || low == REFLECT)) {
-            const double turns = floor((to + 0.5) / n);
-            to -= turns * n;
-            mirror = low == REFLECT && fmod(turns, 2.0) != 0;
-            wall = n - 1;
-        } else if (low == REFLECT) {
-            mirror = to + 0.5 < 0;
-            wall = -1;
-        } else if (high == REFLECT) {
-            mirror = to + 0.5 >= n;
-            wall = 2 * n - 1;
-        }
-        if (mirror) {
-            to = wall - to;
-            mirrored |= 1u << axis;
-        }
-        if (low == REFLECT || low == WRAP)
-            to = fmax(to, -0.5);
-        if (high == REFLECT || high == WRAP)
-            to = fmin(to, nextafter(n, 0.0) - 0.5);
-        const int end = to + 0.5 < 0 ? low : to + 0.5 >= n ? high : INSIDE;
-        absorbed = absorbed || end == ABSORB;
-        lost = lost || end == KEEP;
-        int part = 0;
-        for (int k = 0; k < int(along.parts) - 1; ++k)
-            part += *bounds++ <= to + 0.5;
-        block = block * int(along.parts) + part;
-        x[axis] = to;
-    }
-    return lost ? grid.ranks + 1 : absorbed ? grid.ranks : grid.rank_of[block];
+    const unsigned lane = threadIdx.x & 31, same = __match_any_sync(__activemask(), u64(counter));
+    const int first = __ffs(same) - 1;
+    const u64 start = int(lane) == first ? atomicAdd(counter, u64(__popc(same))) : 0;
+    return i64(__shfl_sync(same, start, first)) + __popc(same & ((1u << lane) - 1));
 }
 
-static __device__ Word* at(const Rows& rows, i64 row, i64 w)
-{
-    return (Word*)(rows.base[w] + row * rows.stride[w]);
-}
-
-// Return a word of a particle after `settle`.
-static __device__ Word settled(const Rows& rows, i64 row, i64 w, const double* x, unsigned mirrored)
-{
-    Word word = *at(rows, row, w);
-    if (w < i64(AXES * sizeof(double) / sizeof(Word)))
-        memcpy(&word, (const char*)x + w * sizeof(Word), sizeof(Word));
-    for (int axis = 0; axis < AXES; ++axis)
-        if (mirrored >> axis & 1)
-            word ^= rows.masks[axis * rows.words + w];
-    return word;
-}
-
-extern "C" __global__ void find(const Grid grid, const Rows rows, const double* positions, i64 n, i64* list,
-                                u64* counters)
-{
-    __shared__ unsigned found, leavers[THREADS * ROWS];
-    __shared__ u64 place;
-    const i64 first = i64(blockIdx.x) * (THREADS * ROWS);
-    if (threadIdx.x == 0)
-        found = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (unsigned k = threadIdx.x; k < THREADS * ROWS; k += THREADS) {
-        const double* const position = positions + (first + k) * AXES;
-        bool is_inside = true;
-        for (int axis = 0; axis < AXES && first + k < n; ++axis)
-            is_inside = is_inside && position[axis] + 0.5 >= grid.axes[axis].low &&
-                        position[axis] + 0.5 < grid.axes[axis].high;
-        if (is_inside)
-            continue;
-        double x[AXES];
-        unsigned mirrored;
-        const i64 rank = settle(x, position, grid, mirrored);
-        atomicAdd(counters + rank, u64(1));
-        if (rank != grid.rank)
-            leavers[atomicAdd(&found, 1u)] = k;
-        else
-            for (i64 w = 0; w < rows.words; ++w)
-                *at(rows, first + k, w) = settled(rows, first + k, w, x, mirrored);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && found)
-        place = atomicAdd(counters + grid.ranks + 2, u64(found));
-    __syncthreads();
-    for (unsigned k = threadIdx.x; k < found; k += THREADS)
-        list[place + k] = first + leavers[k];
-}
-
-extern "C" __global__ void pack(const Grid grid, const Rows rows, const double* positions, const i64* list, i64 listed,
-                                i64 after, u64* cursors, Word* sent, i64* holes, unsigned char* tail)
-{
-    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (k >= listed)
-        return;
+// A particle by the rules at the ends of the grid: its place, the axes that mirror it, and its counter.
+struct Settled {
     double x[AXES];
     unsigned mirrored;
-    const i64 row = list[k], rank = settle(x, positions + row * AXES, grid, mirrored);
-    if (row >= after)
-        tail[row - after] = 1;
-    else
-        holes[atomicAdd(cursors + grid.ranks, u64(1))] = row;
-    if (rank == grid.ranks)
-        return;
-    Word* const to = sent + atomicAdd(cursors + rank, u64(1)) * rows.words;
-    for (i64 w = 0; w < rows.words; ++w)
-        to[w] = settled(rows, row, w, x, mirrored);
+    i64 counter;
+
+    __device__ Settled(const Grid& grid, const double* position) : mirrored(0)
+    {
+        const double* bounds = grid.tables;
+        i64 block = 0;
+        bool absorbed = false, lost = false;
+        for (int axis = 0; axis < AXES; ++axis) {
+            const auto& along = grid.axes[axis];
+            const double n = along.cells, turns = floor((position[axis] + 0.5) / n);
+            const double end = along.ends[turns > 0], other = along.ends[!(turns > 0)];
+            double to = position[axis];
+            lost = lost || !(fabs(to) < 0x1p53);
+            if (turns != 0 && (end == WRAP || (end == REFLECT && (other == REFLECT || fabs(turns) == 1)))) {
+                to -= turns * n;
+                if (end == REFLECT && fmod(turns, 2.0) != 0) {
+                    to = n - 1 - to;
+                    mirrored |= 1u << axis;
+                }
+                to = fmin(fmax(to, -0.5), nextafter(n, 0.0) - 0.5);  // whatever the rounding
+            } else if (turns != 0) {
+                const double fate = end == REFLECT ? other : end;
+                absorbed = absorbed || fate == ABSORB;
+                lost = lost || fate == KEEP;
+            }
+            int part = 0;
+            for (int k = 0; k < int(along.parts) - 1; ++k)
+                part += *bounds++ <= to + 0.5;
+            block = block * int(along.parts) + part;
+            x[axis] = to;
+        }
+        counter = i64(lost ? grid.ranks + LOST : absorbed ? grid.ranks + ABSORBED : grid.tables[i64(grid.bounds) + block]);
+    }
+
+    __device__ Word word(const Particles& particles, i64 row, i64 w) const
+    {
+        Word word = *particles.at(row, w);
+        if (w < POSITION_WORDS)
+            memcpy(&word, (const char*)x + w * sizeof(Word), sizeof(Word));
+        return word ^ Word(mirrored >> particles.columns[w].axis & 1) << (8 * sizeof(Word) - 1);
+    }
+};
+
+extern "C" __global__ void find(const Grid* grid, const Particles* particles, i64 n, i64* list, u64* counters)
+{
+    __shared__ unsigned found, outside[THREADS * ROWS];
+    __shared__ u64 place;
+    const double* const positions = particles->position(0);
+    double low[AXES], high[AXES];
+    for (int axis = 0; axis < AXES; ++axis) {
+        low[axis] = grid->axes[axis].low;
+        high[axis] = grid->axes[axis].high;
+    }
+    for (i64 first = i64(blockIdx.x) * (THREADS * ROWS); first < n; first += i64(gridDim.x) * (THREADS * ROWS)) {
+        if (threadIdx.x == 0)
+            found = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (unsigned k = threadIdx.x; k < THREADS * ROWS && first + k < n; k += THREADS) {
+            bool is_inside = true;
+            for (int axis = 0; axis < AXES; ++axis) {
+                const double x = positions[(first + k) * AXES + axis] + 0.5;
+                is_inside = is_inside && x >= low[axis] && x < high[axis];
+            }
+            if (!is_inside)
+                outside[atomicAdd(&found, 1u)] = k;
+        }
+        __syncthreads();
+        if (threadIdx.x == THREADS - 1 && found)
+            place = atomicAdd(counters + i64(grid->ranks) + LISTED, u64(found));
+        for (unsigned k = threadIdx.x; k < found; k += THREADS)
+            claim(counters + Settled(*grid, positions + (first + outside[k]) * AXES).counter);
+        __syncthreads();
+        for (unsigned k = threadIdx.x; k < found; k += THREADS)
+            list[place + k] = first + outside[k];
+        __syncthreads();
+    }
 }
 
-extern "C" __global__ void place(const Grid grid, const Rows rows, const Word* arrivals, i64 arrived, i64 before,
-                                 i64 after, const i64* holes, i64 left, const unsigned char* tail, u64* cursors)
+extern "C" __global__ void pack(const Grid* grid, const Particles* particles, const i64* list, u64* counters, Word* sent)
 {
-    const i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x, last = k - arrived;
-    if (last >= 0 && (last >= before - after || tail[last]))
-        return;
-    const i64 hole = last < 0 ? k : arrived + i64(atomicAdd(cursors + grid.ranks + 1, u64(1)));
-    const i64 target = hole < left ? holes[hole] : before + hole - left;
-    for (i64 w = 0; w < rows.words; ++w)
-        *at(rows, target, w) = last < 0 ? arrivals[k * rows.words + w] : *at(rows, after + last, w);
+    const i64 ranks = i64(grid->ranks), listed = i64(counters[ranks + LISTED]), words = particles->words;
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < listed; k += i64(gridDim.x) * THREADS) {
+        const Settled settled(*grid, particles->position(list[k]));
+        if (settled.counter == grid->rank || settled.counter >= ranks)
+            continue;
+        i64 row = claim(counters + ranks + PACKED + settled.counter);
+        for (i64 rank = 0; rank < settled.counter; ++rank)
+            row += rank == grid->rank ? 0 : i64(counters[rank]);
+        for (i64 w = 0; w < words; ++w)
+            sent[row * words + w] = settled.word(*particles, list[k], w);
+    }
+}
+
+extern "C" __global__ void keep(const Grid* grid, const Particles* particles, const i64* list, u64* counters, i64 after,
+                                i64* holes)
+{
+    const i64 ranks = i64(grid->ranks), listed = i64(counters[ranks + LISTED]);
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < listed; k += i64(gridDim.x) * THREADS) {
+        const i64 row = list[k];
+        const Settled settled(*grid, particles->position(row));
+        if (settled.counter == grid->rank) {
+            const i64 words = settled.mirrored ? particles->words : POSITION_WORDS;
+            for (i64 w = 0; w < words; ++w)
+                *particles->at(row, w) = settled.word(*particles, row, w);
+        } else if (row < after) {
+            holes[claim(counters + ranks + HOLES)] = row;
+        } else {
+            *particles->position(row) = nan("");
+        }
+    }
+}
+
+extern "C" __global__ void place(const Grid* grid, const Particles* particles, const Word* arrivals, i64 first, i64 rows,
+                                 i64 before, i64 after, i64 left, u64* counters, const i64* holes)
+{
+    for (i64 k = i64(blockIdx.x) * THREADS + threadIdx.x; k < rows; k += i64(gridDim.x) * THREADS) {
+        if (!arrivals && isnan(*particles->position(after + k)))
+            continue;
+        const i64 hole = first + (arrivals ? k : claim(counters + i64(grid->ranks) + FILLED));
+        const i64 target = hole < left ? holes[hole] : before + hole - left;
+        for (i64 w = 0; w < particles->words; ++w)
+            *particles->at(target, w) = arrivals ? arrivals[k * particles->words + w] : *particles->at(after + k, w);
+    }
 }

@@ -29,7 +29,7 @@ class GpuArray(np.ndarray):
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self.ctypes.data)
+        return SimpleNamespace(ptr=self.ctypes.data, memset_async=lambda *_: self.fill(0))
 
     def get(self, out: Any = None) -> Any:
         if out is None:
@@ -50,47 +50,55 @@ CUPY = SimpleNamespace(
     zeros=lambda shape, dtype: gpu(np.zeros(shape, dtype)),
     asarray=lambda values, dtype=None: gpu(np.asarray(values, dtype)),
     cuda=SimpleNamespace(
-        alloc_pinned_memory=bytearray,
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None, ptr=0),
-        runtime=SimpleNamespace(
-            memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(
-                target, source, nbytes
-            ),
-            memcpyDefault=4,
-        ),
     ),
 )
 
 
+def pinned(nbytes: int) -> Any:
+    array = np.full(nbytes, 77, "u1")
+    return SimpleNamespace(array=array, nbytes=nbytes, device_pointer=array.ctypes.data)
+
+
 @cache
 def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-    small = (("THREADS", "8"), ("ROWS", "3"))
-    return shared_library(f"""{preamble((*defines, *small))}
+    return shared_library(f"""{preamble(defines)}
 #include "{SHIM}"
+using std::isnan;
 template <class T> static T atomicAdd(T* at, T value)
 {{
     const T before = *at;
     *at += value;
     return before;
 }}
+// Each thread is alone in its turn.
+static unsigned __activemask() {{ return 1u << (threadIdx.x & 31); }}
+static unsigned __match_any_sync(unsigned lanes, unsigned long long) {{ return lanes; }}
+static unsigned long long __shfl_sync(unsigned, unsigned long long value, int) {{ return value; }}
+static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
+static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 {source("migrate")}
-extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                         i64 n, i64* list, u64* counters)
+extern "C" void run_find(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, i64 n,
+                         i64* list, u64* counters)
 {{
-    launch_with_barriers(blocks, 8, backwards, find, *grid, *rows, x, n, list, counters);
+    launch_with_barriers(blocks, 8, backwards, find, grid, particles, n, list, counters);
 }}
-extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const double* x,
-                         const i64* list, i64 listed, i64 after, u64* cursors, Word* sent, i64* holes,
-                         unsigned char* tail)
+extern "C" void run_pack(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
+                         u64* counters, Word* sent)
 {{
-    launch_on_cpu(blocks, 8, backwards, pack, *grid, *rows, x, list, listed, after, cursors, sent, holes, tail);
+    launch_on_cpu(blocks, 8, backwards, pack, grid, particles, list, counters, sent);
 }}
-extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Rows* rows, const Word* arrivals,
-                          i64 arrived, i64 before, i64 after, const i64* holes, i64 left, const unsigned char* tail,
-                          u64* cursors)
+extern "C" void run_keep(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles, const i64* list,
+                         u64* counters, i64 after, i64* holes)
 {{
-    launch_on_cpu(blocks, 8, backwards, place, *grid, *rows, arrivals, arrived, before, after, holes, left, tail,
-                  cursors);
+    launch_on_cpu(blocks, 8, backwards, keep, grid, particles, list, counters, after, holes);
+}}
+extern "C" void run_place(unsigned blocks, bool backwards, const Grid* grid, const Particles* particles,
+                          const Word* arrivals, i64 first, i64 rows, i64 before, i64 after, i64 left, u64* counters,
+                          const i64* holes)
+{{
+    launch_on_cpu(blocks, 8, backwards, place, grid, particles, arrivals, first, rows, before, after, left, counters,
+                  holes);
 }}
 """)
 
@@ -102,11 +110,11 @@ class Launch:
 
     def __init__(self, function: Any, blocks: int, threads: int, args: list[Any], *, device: int):
         name, defines = function
+        self._call, self._blocks, self.args = getattr(library(defines), f"run_{name}"), blocks, args
+
+    def launch(self, stream: int) -> None:
         Launch.runs += 1
-        call = getattr(library(defines), f"run_{name}")
-        structs = [ctypes.byref(a) if isinstance(a, ctypes.Array) else a for a in args]
-        blocks = blocks * 11 if name == "find" else blocks * 32  # of fewer threads and rows
-        self.launch = lambda stream: call(ctypes.c_uint(blocks), Launch.runs % 2 == 0, *structs)
+        self._call(ctypes.c_uint(self._blocks), Launch.runs % 2 == 0, *self.args)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +125,10 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         device_migration, "kernel", lambda file, name, device, defines: (name, defines)
     )
     monkeypatch.setattr(device_migration, "stream_pointer", lambda: 0)
-    monkeypatch.setattr(device_migration, "_ROWS", 1)
+    monkeypatch.setattr(device_migration, "pinned", pinned)
+    monkeypatch.setattr(device_migration, "multiprocessors", lambda device: 1)
+    for name, number in (("_BLOCKS", 2), ("_THREADS", 8), ("_ROWS", 3)):
+        monkeypatch.setattr(device_migration, name, number)
 
 
 class Arena:
@@ -152,7 +163,7 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...], *, maps: bool = 
                 use_device=lambda device: Arena(),
                 find_gpus=lambda: SimpleNamespace(all_map=maps),
             ),
-            world=SimpleNamespace(rank=rank, size=RANKS),
+            world=SimpleNamespace(rank=rank, size=RANKS, ranks=SimpleNamespace()),
         )
         for rank in range(RANKS)
     ]
@@ -161,44 +172,33 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...], *, maps: bool = 
 def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) -> list[list[Any]]:
     """Migrate the particles of all ranks, each a list of arrays with 500 rows, of which NaN positions are unused."""
     sizes = [int(np.count_nonzero(~np.isnan(arrays[0][:, 0]))) for arrays in ranks]
-    found = [
-        m.find([a[:n] for a in arrays], flips)
-        for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
-    ]
-    counts = np.array([one for one, _ in found])
-    records = [
-        m.pack(arrays, flips, counts[rank], counts[:, rank])
-        for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
-    ]
+    for _ in range(2):  # the first one as if another rank had an error
+        found = [
+            m.find(arrays, flips, n) for m, arrays, n in zip(migrations, ranks, sizes, strict=True)
+        ]
+        counts = np.array([one for one, _ in found])
+        records = [
+            m.pack(arrays, flips, counts[rank], counts[:, rank])
+            for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
+        ]
     places = counts.cumsum(axis=1) - counts
+    kind = "_outbox" if isinstance(migrations[0], DeviceMigration) else "_sent"
+    packed = [np.array(getattr(m, kind)).reshape(-1) for m in migrations]
     for rank, migration in enumerate(migrations):
-        if isinstance(migration, DeviceMigration):
 
-            def swap(
-                world: Any, sent: Any, received: Any, mine: Any, theirs: Any, to: int = rank
-            ) -> None:
-                """Set the rows to receive from what other ranks send."""
-                width, end = received.shape[1], 0
-                for other, source in enumerate(migrations):
-                    start, end = end, end + counts[other, to]
-                    first = places[other, to] * width
-                    rows = source._outbox[first : first + (end - start) * width]
-                    received[start:end] = np.asarray(rows).reshape(-1, width)
-                own = migrations[to]._outbox[: sent.size]
-                assert sent.tobytes() == own.tobytes() and (theirs == counts[:, to]).all()
+        def swap_rows(
+            sent: Any, received: Any, mine: Any, theirs: Any, step: str, to: int = rank
+        ) -> None:
+            """Set the rows to receive from what other ranks have packed."""
+            assert sent.tobytes() == packed[to][: sent.size].tobytes()
+            width = received.shape[1]
+            cuts = np.stack([places, places + counts])[:, :, to] * width
+            parts = [rows[start:end] for rows, start, end in zip(packed, *cuts, strict=True)]
+            received[...] = np.concatenate(parts).reshape(-1, width)
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(device_migration, "swap_rows", swap)
-                migration.swap(records, places[:, rank])
-        else:  # without messages
-            cuts = [
-                slice(places[other, rank], places[other, rank] + counts[other, rank])
-                for other in range(RANKS)
-            ]
-            parts = [m._sent[cut] for m, cut in zip(migrations, cuts, strict=True)]
-            migration._arrivals[...] = np.concatenate(parts)
-    for rank, migration in enumerate(migrations):
-        migration.put()
+        migration._world.ranks.swap_rows = swap_rows
+        migration.keep()
+        migration.swap(records, places[:, rank])
         after = sizes[rank] - found[rank][1] + int(counts[:, rank].sum())
         ranks[rank][0][after:] = np.nan
     return ranks
@@ -250,4 +250,4 @@ def test_a_particle_without_a_place() -> None:
         x = gpu(np.ones((40, 2)))
         x[17, 0] = bad
         with pytest.raises(FieldError, match="particle 17"):
-            migration.find([x], [False])
+            migration.find([x], [False], 40)
