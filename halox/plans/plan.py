@@ -298,7 +298,3 @@ class Plan(Unique):
             f"{f' and {more} more' if more > 0 else ''}, {self.messages_sent} message(s) of {self.bytes_sent} bytes to "
             f"other ranks{', ' if state else ''}{state}>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook."""
-        return self.explain()._repr_html_()

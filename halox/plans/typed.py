@@ -177,10 +177,6 @@ class Exchange(Closing):
         """Return the arrays, message counts and state of the exchange."""
         return repr(self._plan).replace("halox.Plan", "halox.Exchange", 1)
 
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook."""
-        return self._plan._repr_html_()
-
 
 def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     """Return the listed messages as a tuple; raises `FieldError` unless all are of one kind."""
