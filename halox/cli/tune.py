@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -56,10 +55,7 @@ def add_parser(
 def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run ``halox tune`` and return the exit status; collective inside a launcher."""
     comm = run.ranks(ranks_wanted(getattr(args, "ranks", None)), words, NAME)
-    with warnings.catch_warnings():
-        # Do not warn about an outdated file, since this command replaces it.
-        warnings.filterwarnings("ignore", message="the tuning file")
-        return run.together(comm, lambda: tune_on_ranks(args, comm), NAME)
+    return run.together(comm, lambda: tune_on_ranks(args, comm), NAME)
 
 
 def ranks_wanted(asked: int | None) -> int | None:

@@ -160,8 +160,8 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 
 def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
-    assert figures["file"] == str(calibration.tuning_file())
     fingerprint = calibration.fingerprint_of(imagined.world, ALONE, 0)
+    assert figures["file"] == str(calibration.tuning_file(fingerprint))
     written = calibration.load(fingerprint)
     assert written is not None and "halox tune" in written.origin
     for name in ("peer/ll", "ipc/staging", "staged/shared"):
@@ -178,12 +178,14 @@ def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     json.dumps(figures, allow_nan=False)
 
 
-def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
+def test_a_dry_run_writes_nothing(imagined: FakeProber, tmp_path: Path) -> None:
     figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=False)  # type: ignore[arg-type]
-    assert "not written" in figures["file"] and not calibration.tuning_file().exists()
+    assert "not written" in figures["file"] and not [*tmp_path.iterdir()]
 
 
-def test_nothing_measured_is_an_error_and_writes_nothing(imagined: FakeProber) -> None:
+def test_nothing_measured_is_an_error_and_writes_nothing(
+    imagined: FakeProber, tmp_path: Path
+) -> None:
     class Refusing(FakeProber):
         def __call__(self, *_: Any) -> Sample:
             raise PathError("the cable is out")
@@ -191,7 +193,7 @@ def test_nothing_measured_is_an_error_and_writes_nothing(imagined: FakeProber) -
     refusing: Any = Refusing(imagined.world)
     with pytest.raises(HaloxError, match="the cable is out"):
         tune.tuned_figures(refusing, quiet, ON_GPUS, write=True)
-    assert not calibration.tuning_file().exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
