@@ -1,7 +1,7 @@
 """The user's files of measured path constants, and the agreement of all ranks on them.
 
-``halox tune`` writes a file for each `Fingerprint` of a set-up, below ``XDG_CACHE_HOME`` (``~/.cache`` by default). With a
-new driver or another MPI there is no file, so that halox never uses stale constants.
+``halox tune`` writes a file for each `Fingerprint` of a set-up, below ``XDG_CACHE_HOME`` (``~/.cache`` by default). A
+new driver or another MPI has no file, so that halox never uses stale constants.
 """
 
 from __future__ import annotations
