@@ -232,13 +232,10 @@ class Plan(Unique):
         Notes
         -----
         Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
-        `overlap` after its first call. After `measure`, a note says for which steps deep halos pay; see `steps`.
+        `overlap` after its first call.
         """
         report = self._runner.report
-        us = {(row.path, row.protocol): row.measured_us or 0.0 for row in report.rows}
-        notes = () if self._loops is None else self._loops.notes(sum(us.values()))
-        if not notes:
-            return report
+        notes = () if self._loops is None else self._loops.notes()
         return replace(report, notes=(*report.notes, *notes))
 
     def measure(self, repeats: int = 20) -> Report:
