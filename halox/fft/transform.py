@@ -7,7 +7,6 @@ a dtype and component shape makes a `Pipeline`, which every later call runs.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -100,8 +99,8 @@ class FFT(Closing):
     -----
     Collective over the grid's ranks. Axes that are whole on every rank need no communication. Transposes make the other
     axes whole: one for slabs, two for pencils, three for blocks. `repr` names another ``proc_shape`` that takes fewer.
-    So does a warning, once and on rank 0, if the grid has no halo and halox has chosen its division. The first call of
-    a direction with fields of a dtype and component shape makes work arrays and plans, which are kept.
+    The first call of a direction with fields of a dtype and component shape makes work arrays and plans, which are
+    kept.
 
     Examples
     --------
@@ -332,7 +331,6 @@ class FFT(Closing):
             procs = best[0].parts
             base = self._new_grid(shape, halo=0, periodic=True, proc_shape=procs)
         stages = find_stages(shape, modes, base.proc_shape, self.axes, half)
-        self._warn(len(stages) - 1)
         fine = tuple(
             padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
         )
@@ -359,20 +357,6 @@ class FFT(Closing):
             placement=spectral.placement,
         )
         return Schedule(divided, half, self.norm, shape, fine)
-
-    def _warn(self, transposes: int) -> None:
-        """Warn once, on rank 0, if the grid is divided by default though it has no halo to exchange."""
-        base, options = self._base, self._base.domain.options
-        is_chosen = isinstance(options["comm"], self._world.mpi.Cartcomm) or any(
-            options[name] is not None for name in ("proc_shape", "blocks")
-        )
-        if base.rank or np.any(base.halo) or is_chosen or base in self._grids:
-            return
-        if advice := self._advice(transposes):
-            _warn_once(
-                f"this FFT takes {transposes} transpose(s) on proc_shape={base.proc_shape}{advice}; make a grid with "
-                f"that proc_shape, or halox.FFT({base.grid_shape}), which makes it"
-            )
 
     def _advice(self, transposes: int) -> str:
         """Return the process grid that takes fewer transposes, if there is one."""
@@ -468,11 +452,6 @@ class FFT(Closing):
             pipeline.connect(forward, self._path)
         self._pipelines[key] = pipeline
         return call, pipeline
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=6)
 
 
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:
