@@ -26,7 +26,7 @@ from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.known_arrays import KnownArrays
-from halox.values import as_int, as_list, check_bool, shown
+from halox.values import as_entries, as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -456,31 +456,22 @@ class FFT(Closing):
 
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:
     """Return axes as a tuple; raise `DecompositionError` for an invalid or repeated axis."""
-    if axes is None:
-        return tuple(range(ndim))
-    single = as_int(axes)
-    entries = [single] if single is not None else [as_int(axis) for axis in as_list(axes) or ()]
-    numbers = tuple(axis + ndim if axis < 0 else axis for axis in entries if axis is not None)
-    if (
-        not entries
-        or len(numbers) != len(entries)
-        or len(set(numbers)) != len(numbers)
-        or not all(0 <= axis < ndim for axis in numbers)
-    ):
+    entries = range(ndim) if axes is None else as_entries(axes)
+    numbers = [as_int(axis) for axis in entries]
+    found = [axis % ndim for axis in numbers if axis is not None and -ndim <= axis < ndim]
+    if not found or len({*found}) != len(numbers):
         raise DecompositionError(
             f"axes: expected some of the grid axes 0 to {ndim - 1}, each once, got {shown(axes)}"
         )
-    return numbers
+    return tuple(found)
 
 
 def _scales(lengths: object, ndim: int) -> list[float]:
-    entries = as_list(lengths)
-    entries = [lengths] * ndim if entries is None else entries
     try:
-        numbers = [float(entry) for entry in entries]
+        numbers = np.broadcast_to(np.array(lengths, float), ndim).tolist()
     except (TypeError, ValueError, OverflowError):
         numbers = []
-    if len(numbers) != ndim or not all(math.isfinite(n) and n > 0 for n in numbers):
+    if not numbers or not all(0 < n < math.inf for n in numbers):
         raise FieldError(
             f"lengths: expected a number > 0, or one per grid axis ({ndim}), got {shown(lengths)}"
         )

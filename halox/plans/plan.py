@@ -236,7 +236,7 @@ class Plan(Unique):
         """
         report = self._runner.report
         notes = () if self._loops is None else self._loops.notes()
-        return replace(report, notes=(*report.notes, *notes))
+        return replace(report, notes=notes)
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.

@@ -102,7 +102,7 @@ class Report:
     rows : tuple of Row
         One for each message.
     notes : tuple of str
-        Sentences about the halo beyond walls, and about loops; see `Plan.overlap` and `Plan.steps`.
+        Sentences about loops; see `Plan.overlap`.
     """
 
     rank: int
