@@ -34,7 +34,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     # The prefix of a file: ranks (0 for one process) and test files without their folder, the likeliest first.
     "halox/io/checkpoint": [(3, "checkpoints output")],
     "halox/cli": [(0, "cli view links tune")],
-    "halox/reductions/device": [(3, "device_reductions"), (0, "allreduce_plan")],
+    "halox/reductions/device": [(3, "device_reductions"), (0, "allreduce_kernel allreduce_plan")],
     "halox/reductions": [
         (0, "expressions operations exact_sums"),
         (3, "allreduce statistics reproducible combined_values"),
@@ -59,10 +59,10 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     ],
     "halox/paths": [
         (3, "exchange channels captures"),
-        (0, "peer_plan peer_channel packed_channels local"),
+        (0, "peer_kernel peer_channel packed_channels local"),
     ],
     "halox/runtime": [
-        (0, "foreign_arrays segments call_guard"),
+        (0, "foreign_arrays segments"),
         (3, "agreement threads grid"),
         (2, "calls"),
     ],

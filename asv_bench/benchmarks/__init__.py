@@ -48,7 +48,7 @@ class Rows:
     def small(cls) -> Self:
         """Return an instance with little to do."""
         tiny = cls()
-        tiny.params, tiny.batches = cls.few, 1
+        tiny.params, tiny.batches, tiny.ranks = cls.few, 1, min(cls.ranks, 2)
         return tiny
 
     def measured(self) -> Measured:

@@ -137,6 +137,8 @@ def test_reductions(dtype: str, grid: halox.Grid) -> None:
     ni, nj = grid.grid_shape
     i, j = np.indices((ni, nj))
     whole = ((i * 31 + j * 7) % 50 - 20).astype(dtype)
+    if dtype[0] == "c":
+        whole *= 1 + 2j
     u = grid.zeros(dtype)
     u[...] = 99  # halo values must not count
     grid.interior(u)[...] = whole[grid.owned]

@@ -193,12 +193,13 @@ def test_a_changed_array_is_noticed(
     call(*fields)
     assert grid.domain.plans_made == 1, "the first one was found again"
     u.shape = (1, *grid.padded_shape)  # a component axis
-    call(*fields)
+    for _ in range(3):
+        call(*fields)
     u.dtype = "i8"
-    u[...] = 1
+    u[...] = 1 << 60  # other bits than a sum of floats
     if operation == "accumulate":
         call(*fields)
-        assert agree(bool((grid.interior(u)[0, 0] == 2).all()), comm), "added as integers"
+        assert agree(bool((grid.interior(u)[0, 0] == 2 << 60).all()), comm), "added as integers"
 
 
 def test_an_array_that_was_changed_is_another_one_beside_others(

@@ -12,7 +12,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import HaloxError, MismatchError, PathError
+from halox.errors import HaloxError, PathError
 from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
@@ -100,26 +100,6 @@ def test_messages_to_self_take_any(path: str, comm: MPI.Intracomm) -> None:
         assert {row.path for row in grid.plan(u).explain().rows} == {"local"}
 
 
-def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    four = dt.contiguous(4, "f8")
-    self_send, self_recv = Send(np.zeros(4), four, comm.rank), Recv(np.zeros(4), four, comm.rank)
-    refused(comm, PathError, "path: ", lambda: grid_of(comm, path="pigeon"))
-    refused(
-        comm,
-        PathError,
-        "path: ",
-        lambda: Exchange([self_send], [self_recv], comm=comm, path="pigeon"),
-    )
-    with grid_of(comm) as grid:
-        u = grid.zeros("f8")
-        refused(comm, PathError, "path: ", lambda: grid.plan(u, path="pigeon"))
-        monkeypatch.setenv("HALOX_PATH", "pigeon")
-        refused(comm, PathError, "HALOX_PATH", lambda: grid.exchange(u))
-        refused(comm, PathError, "HALOX_PATH", lambda: grid_of(comm))
-        monkeypatch.delenv("HALOX_PATH")
-        check_works(grid, comm)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "kind"),
     [
@@ -152,23 +132,6 @@ def test_settings_that_are_none(
         refused(comm, kind, name, lambda: grid.exchange(grid.zeros("f4")))
         refused(comm, kind, name, lambda: halox.Transpose(grid, grid))
         monkeypatch.delenv(name, raising=False)
-        check_works(grid, comm)
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = comm.rank == 1
-    refused(comm, PathError, "pigeon", lambda: grid_of(comm, path="pigeon" if odd else None))
-    refused(comm, MismatchError, "path", lambda: grid_of(comm, path="ipc" if odd else "host"))
-    with grid_of(comm) as grid:
-        u = grid.zeros("f8")
-        refused(comm, PathError, "pigeon", lambda: grid.plan(u, path="pigeon" if odd else "host"))
-        refused(comm, MismatchError, "path", lambda: grid.plan(u, path="ipc" if odd else "host"))
-        refused(comm, MismatchError, "path", lambda: grid.plan(u, path="host" if odd else None))
-        if odd:
-            monkeypatch.setenv("HALOX_PATH", "host")
-        refused(comm, MismatchError, "path", lambda: grid.exchange(u))
-        monkeypatch.delenv("HALOX_PATH", raising=False)
         check_works(grid, comm)
 
 

@@ -99,24 +99,6 @@ class TestByHand:
         assert row["exchange_us"] == pytest.approx(4 + 64 / 2000)
         assert row["messages"] == row["bytes"] == 0
 
-    def test_efficiency(self) -> None:
-        options: dict[str, Any] = {"stencil": 10, "link": (5, 2), "proc_shape": (0, 1)}
-        with alone() as grid:
-            strong = grid.predict(4, **options)
-            weak = grid.predict([1, 4], weak=True, **options)
-        assert [row["ranks"] for row in strong] == [1, 2, 4]
-        assert [row["efficiency"] for row in strong] == pytest.approx(
-            [1, 40.96 / 2 / (20.48 + 5.256), 40.96 / 4 / (10.24 + 5.512)]
-        )
-        assert [row["rank_shape"] for row in weak] == [(64, 64)] * 2
-        assert weak[1]["efficiency"] == pytest.approx(40.96 / (40.96 + 5.512))
-
-    def test_sums_take_steps_of_equal_time(self) -> None:
-        with alone() as grid:
-            rows = grid.predict([1, 2, 4], reductions=3)
-        first, second, third = (row["reduction_us"] for row in rows)
-        assert first < 0.001 and 2 * second == pytest.approx(third, rel=0.01)
-
     def test_gpus_of_a_node(self) -> None:
         known = Costs.default()
         model = on_gpus((64, 64), known, graph=True, proc_shape=(2, 1))
@@ -128,30 +110,6 @@ class TestByHand:
         assert row["exchange_us"] == pytest.approx(own + least, rel=0.01)
         row = on_gpus((64, 64), known, stencil=1e-3, reductions=1).fastest(2)
         assert row["step_us"] == 3 * CALL_US
-
-    def test_ranks_of_one_gpu(self) -> None:
-        shared = on_gpus((64, 64), Costs.default(), graph=True, gpu_ranks=2, stencil=1).fastest(2)
-        assert (
-            shared["exchange_us"] > Costs.default().protocols["ipc/put, shared GPU"].latency_us / 2
-        )
-        assert shared["stencil_us"] == pytest.approx(2 * 64 * 32 / 1000)
-
-
-@ONE
-def test_times_follow_the_constants() -> None:
-    with alone((48, 48), periodic=True) as grid:
-
-        def us(**options: Any) -> float:
-            return float(
-                grid.predict([8], **{"link": (5, 2), "stencil": 1} | options)[0]["step_us"]
-            )
-
-        assert us(link=(6, 2)) > us() > us(link=(5, 4))
-        assert us(stencil=2) > us() >= us(overlap=True)
-        far = [us(node_ranks=node, network=(5, 0.1)) for node in (1, 2, 4)]
-        assert min(far) > us() and us(node_ranks=8) == us()
-        steps = [row["stencil_us"] for row in grid.predict(16, stencil=1)]
-        assert steps == sorted(steps, reverse=True)
 
 
 @ONE
@@ -223,21 +181,8 @@ def test_errors(ranks: Any, options: dict[str, Any], word: str) -> None:
 
 
 @ONE
-def test_unknown_fields() -> None:
-    with alone() as grid:
-        for field in ("temperature", np.zeros((3, 3))):
-            with pytest.raises(halox.errors.FieldError):
-                grid.predict(2, field)
-
-
-@ONE
 class TestAnswers:
     """Arguments of other kinds, and rows for grids of few cells."""
-
-    def test_dtypes_of_any_form(self) -> None:
-        with alone() as grid:
-            (row,) = grid.predict([2], np.dtype("f4"), np.float32, float, "c16", proc_shape=(2, 1))
-        assert row["bytes"] == 64 * (4 + 4 + 8 + 16)
 
     def test_numbers_of_numpy(self) -> None:
         options: dict[str, Any] = {"link": (np.int64(5), np.float32(2)), "stencil": np.float32(10)}
@@ -253,11 +198,6 @@ class TestAnswers:
             (square,) = grid.predict([2])
         assert row["best_proc_shape"] == row["proc_shape"] == (13,)
         assert square["best_proc_shape"] == square["proc_shape"] == (2, 1)
-
-    def test_powers_of_two_that_do_not_fit_are_left_out(self) -> None:
-        with alone() as grid:
-            assert [row["ranks"] for row in grid.predict(8, proc_shape=(0, 4))] == [4, 8]
-            assert [row["ranks"] for row in grid.predict(6, proc_shape=(2, 3))] == [6]
 
     def test_ranks_share_only_gpus(self) -> None:
         with alone() as grid:
@@ -297,10 +237,6 @@ class TestCommand:
         assert [row["bytes"] for row in rows] == [0, 64 * 12, 2 * 64 * 12]
         assert all(row["stencil_us"] > 0 for row in rows)
         assert picture.read_bytes().startswith(b"\x89PNG")
-
-    def test_words_that_are_not_numbers(self) -> None:
-        with pytest.raises(SystemExit):
-            main(["predict", "many", "--grid", "64,64"])
 
     @pytest.mark.parametrize("text", [None, "print('no step')\n"])
     def test_a_script_that_measures_nothing(

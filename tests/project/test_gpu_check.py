@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.calls import GPU_PATHS, PEER_PATHS
-from tests.faults.table import rows
 from tests.support import require
 from tools.gpu import check, suites
 from tools.gpu.running import ROOT, run
@@ -33,17 +31,6 @@ def test_every_file_runs_once(gpus: int) -> None:
     assert {*chain(*(one.files for one in shards))} == {suites.RANDOM_TYPES}
     assert len({one.variables["HALOX_RANDOM_SHARD"] for one in shards}) == suites.SHARDS
     assert [bool(one.options) for one in failing] == ([True] * 3 if gpus == 1 else [False])
-
-
-def test_every_failure_is_in_one_part() -> None:
-    """`suites.FAILING` divides the failures by path: "ipc", "staged" and all others."""
-    for row in rows((*GPU_PATHS, *PEER_PATHS)):
-        assert [part in row.name for part in ("ipc", "staged")].count(True) <= 1, row
-
-
-@pytest.mark.parametrize("name", sorted({*suites.BY_THEMSELVES, *suites.LONGEST_OF_RANKS}))
-def test_a_file_has_the_name(name: str) -> None:
-    assert any(suites.among(file, [name]) for file in suites.rank_files())
 
 
 SKIPPED = "import pytest\npytest.importorskip('no_such_package')\ndef test_a(): pass\n"
@@ -76,7 +63,7 @@ def test_d(): pytest.skip('no GPU')
         ),
     ],
 )
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 def test_a_run_without_a_passing_test_has_failed(
     sources: list[str], options: str, expected: list[str], tmp_path: Path
 ) -> None:

@@ -338,8 +338,6 @@ def test_the_checks_see_what_they_look_for() -> None:
         place("halox.__init__")
     source = "from halox.grid import _Kept\nclass A:\n    def f(self, b):\n        return b._x + self._y + b._y\n"
     assert private_names(ast.parse(source)) == ["_Kept", "b._x"]
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "a"]]
-    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 MOST_MODULES = 124
@@ -369,37 +367,3 @@ def test_modules_for_gpus_the_command_and_timelines_are_imported_for_them_only()
     assert not [
         name for name in used if name.startswith((*FOR_GPUS, "halox.cli", "halox.timeline"))
     ]
-
-
-def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the cycles of a graph: one for each edge that closes a cycle in a depth-first search."""
-    found: list[list[str]] = []
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> None:
-        if node in path:
-            found.append([*path[path.index(node) :], node])
-        elif node not in done:
-            for following in sorted(graph.get(node, ())):
-                visit(following, [*path, node])
-            done.add(node)
-
-    for node in sorted(graph):
-        visit(node, [])
-    return found
-
-
-def graph_of(folder: str) -> dict[str, set[str]]:
-    """Return, for each module of a folder, the modules of the folder that it imports, also in functions."""
-    modules = {module_name(path): path for path in files_under(folder)}
-    graph: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        names = {name for _, name in imports_of(path)}
-        wanted = {name if name in modules else name.rpartition(".")[0] for name in names}
-        graph[module] = wanted & set(modules)
-    return graph
-
-
-def test_no_import_cycles_in_a_room() -> None:
-    rooms = ("halox/datatypes", "halox/decomposition", "halox/packing")
-    assert {room: cycles(graph_of(room)) for room in rooms} == {room: [] for room in rooms}

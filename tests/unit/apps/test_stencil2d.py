@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import pytest
 
-from apps.stencil2d import options, verification
+from apps.stencil2d import verification
 from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
 from apps.stencil2d.problem import Problem
 from tests import support
@@ -39,11 +37,6 @@ class TestOperator:
         for edge in (new[0], new[-1], new[:, 0], new[:, -1]):
             assert (edge == -7).all()
 
-    def test_weights_pass_through_float32(self) -> None:
-        assert weights(exact=False) == Weights(0.25, 0.15000000596046448, 0.05000000074505806)
-        assert weights(exact=True) == Weights(0.25, 0.15, 0.05)
-        assert EXACT_WEIGHTS.total == pytest.approx(1.05, rel=1e-15)
-
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_device_kernel_as_cpp_equals_numpy(dtype: str) -> None:
@@ -54,40 +47,6 @@ def test_device_kernel_as_cpp_equals_numpy(dtype: str) -> None:
     Stencil(old, *part, EXACT_WEIGHTS)(old, expected)
     Stencil(old, *part, EXACT_WEIGHTS, FakeCupy(JACOBI))(old, got)
     assert np.array_equal(got, expected)
-
-
-class TestProblem:
-    def test_weak_scaling_repeats_the_local_values(self) -> None:
-        problem = Problem.make((3, 4), (2, 2), 1, strong=False)
-        assert problem.grid_shape == (6, 8)
-        assert problem.blocks == ((3, 3), (4, 4))
-        tile = np.outer(np.arange(3), np.arange(4))
-        assert np.array_equal(problem.initial(), np.tile(tile, (2, 2)))
-        assert np.array_equal(problem.initial((slice(3, 6), slice(0, 4))), tile)
-        assert not problem.is_original
-
-    def test_strong_scaling_counts_through(self) -> None:
-        problem = Problem.make((7, 5), (2, 3), 1, strong=True)
-        assert problem.blocks == ((4, 3), (2, 2, 1))
-        assert np.array_equal(problem.initial(), np.outer(np.arange(7), np.arange(5)))
-        assert problem.is_original
-
-    def test_wide_halo_adds_margins_at_the_outside(self) -> None:
-        problem = Problem.make((5, 6), (2, 1), 3, strong=False)
-        assert problem.blocks == ((7, 7), (10,))
-        assert problem.grid_shape == (14, 10)
-        start = problem.initial()
-        assert np.array_equal(start[2:7, 2:8], np.outer(np.arange(5), np.arange(6)))
-        assert not start[:2].any() and not start[-2:].any()
-        assert not start[:, :2].any() and not start[:, -2:].any()
-
-    def test_flops_follow_the_original_rule(self) -> None:
-        # Each rank has (rows + 2h - 2) * (cols + 2h - 2) points, with 11 operations per point.
-        assert (
-            Problem.make((512, 256), (2, 2), 1, strong=False).flops_per_step == 4 * 512 * 256 * 11
-        )
-        wide = Problem.make((512, 256), (2, 3), 4, strong=False)
-        assert wide.flops_per_step == 6 * 518 * 262 * 11
 
 
 class TestVerification:
@@ -124,22 +83,3 @@ class TestVerification:
 
     def test_not_a_number_is_never_right(self) -> None:
         assert verification.relative_error(np.array([np.nan]), np.array([1.0])) == float("inf")
-
-
-class TestOptions:
-    @staticmethod
-    def parse(*words: str) -> argparse.Namespace:
-        parser = argparse.ArgumentParser()
-        options.add_arguments(parser)
-        return parser.parse_args(words)
-
-    def test_defaults_are_the_originals(self) -> None:
-        got = options.settings(self.parse(), 6)
-        assert (got.tile, got.proc_shape, got.halo) == ((512, 512), (2, 3), 1)
-        assert (got.steps, got.passes, got.warmup_passes) == (1000, 10, 1)
-        assert got.dtypes == ("f4", "f8")
-        assert not got.exact_weights and not got.strong
-        assert options.settings(self.parse(), 1).proc_shape == (1, 1)
-        assert options.settings(self.parse(), 3).proc_shape == (1, 3)
-        sides = [options.settings(self.parse("-s", str(n)), 1).tile[0] for n in (1, 2, 3, 4)]
-        assert sides == [512, 1024, 2048, 4096]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,19 +15,15 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox_bench import allreduce, byhand, command, exchange, messages, targets, transpose
+from halox_bench import allreduce, command, exchange, messages, transpose
 from halox_bench.bench import Bench, Method, Plan, timed
 from halox_bench.checks import filled
 from halox_bench.clock import Timing
 from halox_bench.figures import measured, of_rows
-from halox_bench.kernels import settings_of, source
-from halox_bench.layouts import Boxes, Gathers, Triangle
 from halox_bench.pack import packed_bytes
 from halox_bench.patterns import PATTERNS, Case, select
 from halox_bench.rows import BASELINE, GRAPH, SELECTED, STREAM, Row
-from halox_bench.targets import APART, HOST, ONE, SHARED, TARGETS, Target
-from tests.fakes.cpu_kernels import SHIM, shared_library
-from tests.project.test_readme import MEASURED
+from halox_bench.targets import APART, Target
 from tests.support import require
 
 require("mpi")
@@ -60,12 +53,6 @@ def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(row["us"] > 0 and not row["error"] for row in found["rows"])
     said = capsys.readouterr().out
     assert said.count("mpi4py types") == 4 and " x\n" in said
-
-
-def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in command.KINDS:
-        assert main(["bench", kind, "--list", "--quick"]) == 0
-        assert capsys.readouterr().out.strip(), kind
 
 
 @pytest.mark.parametrize(
@@ -204,162 +191,7 @@ def test_the_datatype_is_the_layout_by_hand(case: Case) -> None:
     assert np.array_equal(packed_bytes(case, slab), slab[places(case)])
 
 
-ENTRIES = """
-extern "C" void run_boxes(unsigned grid, u64 array, u64 packed, const Boxes* table)
-{
-    launch_on_cpu(grid, THREADS, true, boxes, (unsigned char*)array, (unsigned char*)packed, *table);
-}
-extern "C" void run_gathers(unsigned grid, u64 array, u64 packed, const Gathers* table)
-{
-    launch_on_cpu(grid, THREADS, true, gathers, (unsigned char*)array, (unsigned char*)packed, *table);
-}
-extern "C" void run_faces(unsigned grid, const Box* table, unsigned each)
-{
-    launch_on_cpu(grid, THREADS, true, faces, table, each);
-}
-extern "C" void run_triangle(unsigned grid, u64 array, u64 packed, unsigned n)
-{
-    launch_on_cpu(grid, THREADS, true, triangle, (double*)array, (double*)packed, n);
-}
-"""
-
-
-@cache
-def kernels(word: int, unpack: int) -> ctypes.CDLL:
-    """Compile the kernels by hand as C++."""
-    settings = settings_of(WORD_BYTES=word, UNPACK=unpack, THREADS=256, EACH=4, PARTS=10)
-    return shared_library(f'#include "{SHIM}"\n{source("byhand", settings)}\n{ENTRIES}', "-O1")
-
-
-def run_by_hand(case: Case, slab: np.ndarray, packed: np.ndarray, unpack: int) -> None:
-    ends = [ctypes.c_uint64(array.ctypes.data) for array in (slab, packed)]
-    layout = case.by_hand
-    if isinstance(layout, Boxes):
-        boxes, blocks = byhand.box_table(layout, case.offsets, layout.word)
-        kernels(layout.word, unpack).run_boxes(blocks, *ends, ctypes.byref(boxes))
-    elif isinstance(layout, Gathers):
-        lists = [part.index.astype(np.uint32) for part in layout.parts]
-        places = [one.ctypes.data for one in lists]
-        word = min(part.word for part in layout.parts)
-        gathers, blocks = byhand.gather_table(layout, case.offsets, places, word)
-        kernels(word, unpack).run_gathers(blocks, *ends, ctypes.byref(gathers))
-    elif isinstance(layout, Triangle):
-        kernels(8, unpack).run_triangle(7, *ends, layout.n)
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    memory = np.zeros(nbytes + 512, "u1")
-    return memory[-memory.ctypes.data % 512 :][:nbytes]
-
-
-SOME = ("vector/8B-64KiB", "hypercube/4", "WRF_x_vec/8x8", "FFT2/256", "LAMMPS_full/1907-1662")
-LISTS = ("SPECFEM3D_cm/c1", "random_indexed/dense-64KiB", "lower_triangle/1024")
-
-
-@pytest.mark.parametrize("name", [*SOME, *LISTS])
-@pytest.mark.part(2)
-def test_kernels_by_hand(name: str) -> None:
-    require("cxx")
-    (case,) = select([name])
-    slab, packed = aligned(case.slab_bytes), aligned(case.payload)
-    slab[:] = filled(slab.size)
-    run_by_hand(case, slab, packed, 0)
-    here = places(case)
-    assert np.array_equal(packed, slab[here])
-    changed, there = aligned(slab.size), ~slab
-    changed[:] = there
-    run_by_hand(case, changed, packed, 1)
-    there[here] = slab[here]
-    assert np.array_equal(changed, there)
-
-
-@pytest.mark.parametrize("faces", ["x", "all"])
-def test_the_exchange_by_hand(faces: str) -> None:
-    """A rank that is its own neighbour packs into the buffer from which it unpacks."""
-    require("cxx")
-    case = exchange.ExchangeCase((6, 5, 4), faces, 2, "f4", 2)
-    near = exchange.Neighbourhood(case, {0: (0, 0, 0)}, 0)
-    oracle, nbytes = exchange.Oracle(near), 4 * int(np.prod(case.padded_shape))
-    fields = [aligned(nbytes).view("f4").reshape(case.padded_shape) for _ in range(2)]
-    oracle.fill(fields, 3)
-    sides = exchange.Segments(near.sends), exchange.Segments(near.receives)
-    buffer = aligned(sides[1].nbytes)
-    addresses = [field.ctypes.data for field in fields]
-    assert [p.tag for p in near.sends] == [p.tag for p in near.receives]
-    for unpack, pieces in enumerate((near.sends, near.receives)):
-        places = [buffer.ctypes.data + at for at in sides[1].offsets]
-        table, word, each = exchange.face_table(pieces, addresses, places)
-        kernels(word, unpack).run_faces(len(pieces) * each, table, each)
-    assert oracle.wrong(fields, 3) == 0
-
-
 # The table of targets.
-
-PLACES = [
-    (HOST, 1),
-    (HOST, 2),
-    (HOST, 4),
-    (ONE, 1),
-    (SHARED, 2),
-    (APART, 2),
-    (APART, 4),
-    (APART, 8),
-]
-
-
-def names(on: str, ranks: int) -> list[str]:
-    """Return the names of all figures of a place, as they are written to the results of the GPU check."""
-    return [
-        target.name.replace("<ranks>", str(ranks)).replace("<mode>", mode)
-        for target in targets.on(on, ranks)
-        for best in target.limits
-        for mode in ((STREAM, GRAPH) if best == targets.BEST else (best,))
-    ]
-
-
-def test_names_are_distinct() -> None:
-    for on, ranks in PLACES:
-        found = names(on, ranks)
-        assert found and len({*found}) == len(found)
-
-
-@pytest.mark.parametrize("name", sorted({one.kind for one in TARGETS}))
-def test_words_select_the_cases(name: str) -> None:
-    kind = command.KINDS[name]
-    for target in TARGETS:
-        if target.kind == name and target.form != targets.CHOICE:
-            cases = [case.name for case in kind.cases(kind.parsed(target.words))]
-            wanted = {target.case, target.their_case or target.case} - {""}
-            assert wanted <= {*cases} if wanted else len(cases) == 1, target
-
-
-PLACE_OF = {"gpu-check.json": (SHARED, 2), "gpu-check-two-gpus.json": (APART, 2)}
-PLACE_OF |= {"gpu-check-four-gpus.json": (APART, 4)}
-
-
-def test_the_table_has_the_rows_of_the_readme() -> None:
-    for file, name in MEASURED.values():
-        assert name in names(*PLACE_OF[file])
-
-
-def test_plots_find_the_figures_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ROOT / "docs" / "_ext" / "measured.py"
-    pytest.importorskip("docutils")
-    spec = importlib.util.spec_from_file_location("measured", place)
-    assert spec is not None and spec.loader is not None
-    plots = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "measured", plots)
-    spec.loader.exec_module(plots)
-    for plot in plots.TIMES.values():
-        on = {1: (SHARED, 2), 2: (APART, 2), 4: (APART, 4)}[plot.gpus]
-        assert sum(bool(re.fullmatch(plot.pattern, name)) for name in names(*on)) >= 3, plot.title
-
-
-def test_the_check_runs_the_kinds_of_the_table() -> None:
-    assert targets.kinds_on(1, 1) == ["transpose", "fft", "pack", "calls", "steps", "checkpoint"]
-    for gpus, ranks in ((1, 2), (2, 2), (4, 4), (8, 8)):
-        found = {*targets.kinds_on(ranks, gpus)}
-        assert {"transpose", "exchange"} <= found <= {*command.KINDS} - {"pack"}
 
 
 ROWS = [

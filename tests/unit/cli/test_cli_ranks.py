@@ -75,8 +75,8 @@ line = sys.stdin.readline() if comm.rank == 0 else ""
 found = comm.gather([__name__, __file__, sys.path[0], sys.argv[1:], before, line])
 if comm.rank == 0:
     print(json.dumps(found))
-if len(sys.argv) == 2:
-    sys.exit(int(sys.argv[1]))
+if sys.argv[1:]:
+    sys.exit(int(sys.argv[-1]))
 """
 
 ENDING = """
@@ -134,7 +134,7 @@ def test_a_script_alone(folder: Path, tmp_path: Path) -> None:
 def test_a_script_on_ranks(is_module: bool, folder: Path) -> None:
     words = ["-m", "look"] if is_module else ["look.py"]
     path = str(folder / "look.py") if is_module else "look.py"
-    arguments = ["", "--steps", "10", "-n", "7"]
+    arguments = ["", "--steps", "10", "-n", "0"]
     ended = halox_run(*words, "-n", "2", *arguments, cwd=folder, given="a line\n")
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert json.loads(ended.stdout) == [
@@ -143,6 +143,7 @@ def test_a_script_on_ranks(is_module: bool, folder: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_the_exit_status_of_a_script_on_ranks(folder: Path) -> None:
     assert halox_run("look.py", "-n", "2", "3", cwd=folder).returncode == 3
 

@@ -43,7 +43,7 @@ def test_old_halos_are_found() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        f"{DEMO} -n 4 --compare=1 right",
+        f"{DEMO} -n 2 --compare=1 right",
         *full(
             f"{DEMO} -n 2 --compare=3 right",
             f"{EXAMPLES}/heat.py -n 4 --compare=1 --steps 20",
@@ -110,8 +110,10 @@ for step in range(3):
 @pytest.mark.parametrize(
     ("text", "first", "old"),
     [
-        (FORGETFUL, "norm of u, call 5", "u, call 3"),
-        *full((SPLIT, "exchange of u, call 3", "u, call 2")),
+        *full(
+            (FORGETFUL, "norm of u, call 5", "u, call 3"),
+            (SPLIT, "exchange of u, call 3", "u, call 2"),
+        ),
     ],
 )
 def test_the_old_halo_is_named(text: str, first: str, old: str, tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from halox.cli import launcher, links, paths, report, tune
+from halox.cli import links, tune
 from halox.cli.probing import Point, Sample, campaign, error_of, tuned_protocols
-from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.base import Route
+from halox.errors import HaloxError, PathError
 from halox.paths.costs import ProtocolCost
 from halox.plans import calibration
 from halox.plans.costs import Costs
@@ -56,22 +53,6 @@ def test_a_campaign_finds_the_machine() -> None:
         assert cost.gb_per_s == pytest.approx(wanted.gb_per_s, rel=0.01), name
 
 
-def test_a_campaign_on_a_shared_gpu_and_several_messages_of_a_field() -> None:
-    """Inner ranks of a row send two messages; constants of shared GPUs have names of their own."""
-
-    def probe(name: str, point: Point) -> Sample:
-        twice = Point(2 * point.nbytes, point.run_bytes, 2)
-        return twice, MACHINE[f"{name}, shared GPU"].us(twice.nbytes, twice.run_bytes, 2)
-
-    found = campaign(
-        probe, ["ipc/put"], Costs.default(), quiet, lambda: False, shared_gpu=True
-    ).costs["ipc/put, shared GPU"]
-    wanted = MACHINE["ipc/put, shared GPU"]
-    assert found.latency_us == pytest.approx(wanted.latency_us, rel=0.01)
-    assert found.message_us == wanted.message_us
-    assert found.gb_per_s == pytest.approx(wanted.gb_per_s, rel=0.01)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_and_an_outlier_change_predictions_little(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -90,28 +71,6 @@ def test_noise_and_an_outlier_change_predictions_little(seed: int) -> None:
                 assert cost.us(nbytes, run) == pytest.approx(MACHINE[name].us(nbytes, run), rel=0.2)
 
 
-@given(st.lists(st.floats(0.1, 1e5), min_size=17, max_size=17))
-@settings(max_examples=25)
-def test_any_times_give_sensible_constants(times: list[float]) -> None:
-    # ProtocolCost itself refuses negative constants and bandwidths that fall with longer runs.
-    left = iter(times)
-    found = campaign(
-        lambda _, point: (point, next(left)), ["peer/ll"], Costs.default(), quiet, lambda: False
-    )
-    assert found.costs["peer/ll"].latency_us >= 0 and not found.refused
-
-
-def test_short_runs_that_a_protocol_refuses_are_as_fast_as_longer_ones() -> None:
-    def probe(name: str, point: Point) -> Sample:
-        if point.run_bytes < 128:
-            raise PathError("blocks too short")
-        return synthetic(name, point)
-
-    found = campaign(probe, ["peer/ll"], Costs.default(), quiet, lambda: False).costs["peer/ll"]
-    *_, last, longest = MACHINE["peer/ll"].gb_per_s
-    assert found.gb_per_s == pytest.approx((last, last, last, longest), rel=0.01)
-
-
 def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
     calls = [0]
 
@@ -123,14 +82,6 @@ def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
     measured = {*found.costs, *(n for n, why in found.refused.items() if "no " in why)}
     assert found.cut_short and measured == set(ON_GPUS[:3])
     assert {n for n, why in found.refused.items() if why == "time ran out"} == set(ON_GPUS[3:])
-
-
-def test_a_lost_rank_ends_the_campaign() -> None:
-    def probe(name: str, point: Point) -> Sample:
-        raise ExchangeTimeoutError("rank 0 has waited for rank 1")
-
-    with pytest.raises(ExchangeTimeoutError):
-        campaign(probe, ON_GPUS, Costs.default(), quiet, lambda: False)
 
 
 @dataclass
@@ -196,38 +147,6 @@ def test_nothing_measured_is_an_error_and_writes_nothing(
     assert not [*tmp_path.iterdir()]
 
 
-def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv(launcher.STARTED_BY_HALOX, raising=False)
-    assert tune.ranks_wanted(5) == 5 and (tune.ranks_wanted(None) or 0) >= 2
-    monkeypatch.setenv("PMI_SIZE", "3")
-    assert tune.ranks_wanted(None) is None
-
-
-HOPS = [
-    (0, 0, Route("local", "copy", "itself")),
-    (1, 1, Route("local", "copy", "itself")),
-    (0, 1, Route("peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot", "host": "GPU"})),
-    (1, 0, Route("peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot"})),
-]
-
-
-def test_matrix_of_paths() -> None:
-    figures = paths.figures_of(2, HOPS[::-1])
-    lines = report.as_text(figures).splitlines()
-    assert [line.split() for line in lines[3:6]] == [
-        ["from", "\\", "to", "0", "1"],
-        ["0", "local/copy", "peer/ll"],
-        ["1", "peer/ll", "local/copy"],
-    ]
-    assert "  peer/ll: a GPU each (0 to 1, 1 to 0)" in lines
-    assert lines[lines.index("not possible:") + 1 :] == [
-        "  cuda_aware: MPI cannot (0 to 1, 1 to 0)",
-        "  host: GPU (0 to 1)",
-    ]
-
-
 def test_info_paths() -> None:
     ended = support.halox("info", "--paths", "-n", "2", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -242,8 +161,3 @@ def test_one_rank_is_not_enough() -> None:
     for check in (tune.tune_on_ranks, lambda _, comm: links.show(comm, as_json=True)):
         with pytest.raises(HaloxError, match="needs 2 or more"):
             check(Namespace(), MPI.COMM_SELF)
-
-
-def test_every_protocol_with_constants_is_measured() -> None:
-    shipped = {name.split(",")[0] for name in Costs.default().protocols}
-    assert set(ON_GPUS) == shipped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 import halox
-from halox.cli import main, run
+from halox.cli import main
 from halox.cli import view as viewing
 from tests import support
 
@@ -115,18 +114,6 @@ def test_npy(tmp_path: Path, drawn: list[Any]) -> None:
     assert (found[2] == abs(C[1, :, :, 5, 1])).all()
 
 
-def test_large_images_are_thinned(tmp_path: Path, drawn: list[Any]) -> None:
-    """At most 1000 points along each axis of an image; a line has all of its points."""
-    wide = np.arange(2 * 3 * 2001.0).reshape(2, 3, 2001)
-    np.save(tmp_path / "u.npy", wide)
-    for words in ("--slice x=1", "--slice x=1 --slice y=0", "--project x=max"):
-        assert main(["view", str(tmp_path / "u.npy"), *words.split()]) == 0
-    frames = [frames[0] for (frames, *_) in drawn]
-    assert (frames[0].values == wide[1, :, ::3]).all() and frames[0].extents == [3, 2001]
-    assert (frames[1].values == wide[1, 0]).all()
-    assert (frames[2].values == wide[1, :, ::3]).all()
-
-
 def test_blocks(saved: Path, tmp_path: Path, drawn: list[Any]) -> None:
     path = shutil.copytree(saved, tmp_path / "run.zarr")
     edit(path, halox_proc_shape=[2, 1, 3], halox_blocks=[4, 2, 8, 2, 4, 4])
@@ -172,14 +159,6 @@ def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list
     (path / "zarr.json").write_text(json.dumps(found))
     assert main(["view", str(path)]) == 0
     assert (drawn[0][0][0].values == 3).all()
-
-
-def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = os.fsdecode(b"run\xff.npy")
-    np.save(tmp_path / name, U)
-    assert main(["view", str(tmp_path / name)]) == 0
-    assert "run?" in capsys.readouterr().out
-    assert (tmp_path / f"{name}.png").is_file()
 
 
 def test_records_of_an_output(
@@ -314,24 +293,6 @@ def test_the_checkpoints_of_an_animation_show_one_field(
     assert (frames[1].values == 2 * U[..., 5]).all() and path.name == "run.zarr.u.gif"
     assert main(["view", str(saved), str(other)]) == 2
     assert f"{other}: No variable named 'c'" in capsys.readouterr().err
-
-
-def test_the_picture_of_an_app_has_the_blocks_of_its_ranks(drawn: list[Any]) -> None:
-    values = np.arange(72.0).reshape(12, 6)
-    picture = {
-        "values": values,
-        "what": "u",
-        "where": "here",
-        "dims": ("x", "y"),
-        "blocks": ((5, 7), (2, 4)),
-        "ranks": {(i, j): 2 * i + j for i in range(2) for j in range(2)},
-        "log": True,
-    }
-    run.draw(picture, Path("a.png"))
-    (((frame,), path, log),) = drawn
-    assert (frame.values == values).all() and frame.blocks == ((5, 7), (2, 4))
-    assert frame.labels == [(0, 0, "rank 0"), (0, 2, "rank 1"), (5, 0, "rank 2"), (5, 2, "rank 3")]
-    assert (path, log, frame.title) == (Path("a.png"), True, "u\nhere")
 
 
 @pytest.fixture(scope="module")

@@ -64,14 +64,6 @@ def test_sea_in_a_corner(sea: str, procs: tuple[int, int]) -> None:
     assert math.isclose(found.even, largest(weights, [np.ceil(c).astype(int) for c in even]) / mean)
 
 
-@settings(max_examples=trials(100))
-@given(st.lists(st.integers(0, 9), min_size=5, max_size=12), st.integers(1, 5))
-def test_the_best_cuts_of_one_axis(weights: list[int], ranks: int) -> None:
-    weights[2] += 1
-    found = balance(weights, ranks)
-    assert largest(np.array(weights), firsts_of(found.blocks)) == best(np.array(weights), (ranks,))
-
-
 @settings(max_examples=trials(200))
 @given(st.data())
 def test_never_worse_than_even_blocks(data: st.DataObject) -> None:
@@ -91,20 +83,6 @@ def test_never_worse_than_even_blocks(data: st.DataObject) -> None:
     for sizes, n in zip(found.blocks, shape, strict=True):
         assert min(sizes) >= (halo if n >= len(sizes) * (halo + halo % unit) else 1)
     assert found.imbalance * (1 + 1e-9) >= 1 and found.imbalance <= found.even * (1 + 1e-9)
-
-
-def test_weights_that_do_not_depend_on_some_axes() -> None:
-    """An extent of 1 stands for equal weights; the cuts along this axis are even."""
-    weights = np.random.default_rng(1).random((9, 1, 11))
-    whole = np.broadcast_to(weights, (9, 7, 11))
-    of_all_axes = ((1, 1),) * 3, (False, True, False), (3, 2, 2), (None,) * 3, (1, 1, 1)
-    choices = proc_shapes(12, (9, 7, 11), *of_all_axes, 0)
-    some, every = (balanced(array, *choices) for array in (weights, whole))
-    assert some.blocks[1] == (4, 3)
-    assert some.even == pytest.approx(every.even)
-    assert some.imbalance <= 1.05 * every.imbalance
-    mean = whole.sum() / 12
-    assert some.imbalance == pytest.approx(largest(whole, firsts_of(some.blocks)) / mean)
 
 
 def test_the_process_grid() -> None:

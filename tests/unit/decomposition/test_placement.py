@@ -131,11 +131,3 @@ def test_placements_by_hand(shape, axis_bytes, nodes, nbytes, in_rank_order, wor
     assert placement.bytes_between_nodes_by_rank_order == in_rank_order
     assert words in placement.summary()
     assert nbytes < in_rank_order or placement.coords == Placement.by_rank(shape).coords
-
-
-def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> None:
-    nodes = [rank // 8 for rank in range(36)]
-    case = (6, 6), (False, False), (4, 3), nodes
-    best = min(cost(*case[:3], where) for where in family((6, 6), nodes))
-    assert best == 60
-    assert place(*case).bytes_between_nodes <= best

@@ -112,18 +112,6 @@ def cuts(cells: int) -> list[tuple[int, ...]]:
     return [cut for cut in [(cells - 1, 1), (1, cells - 1), (1, cells - 2, 1)] if min(cut) > 0]
 
 
-def test_the_choice_is_the_best_on_every_small_plane() -> None:
-    """The axes are not periodic, so that blocks at the ends send less than others."""
-    outcomes = {
-        assert_best_of_all(
-            4, shape, ((0, 2), (1, 0)), (False, False), (0, 0), (None, None), block_cells
-        )
-        for shape in product(range(1, 7), repeat=2)
-        for block_cells in (0, 3)
-    }
-    assert outcomes == {"workable", "workable with wide halos", "not workable"}
-
-
 def test_an_error_lists_process_grids_that_work() -> None:
     with pytest.raises(DecompositionError) as error:
         choose_proc_shape(8, (16, 4), 1, False, (1, 8))
@@ -147,24 +135,6 @@ def test_blocks_thinner_than_the_halo_are_chosen_if_there_are_no_others(
     ranks, shape, arguments, expected
 ) -> None:
     assert choose_proc_shape(ranks, shape, **arguments) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((7, (4, 4), 1), "ranks=7: "),
-        ((8, (16, 16), 1, False, (3, 2)), "proc_shape=(3, 2) with 8 ranks: "),
-        ((8, (16, 16), 1, False, (3, 0)), "proc_shape=(3, 0) with 8 ranks: "),
-        ((8, (16, 4), 1, False, (1, 8)), "proc_shape=(1, 8) with 8 ranks: "),
-        ((4, (16, 2), (1, 1), False, (1, 0)), "proc_shape=(1, 0) with 4 ranks: "),
-        ((4, (16, 8), 1, False, (2, 2), (None, (2, 4, 2))), "proc_shape=(2, 2) with 4 ranks: "),
-        ((1, (16, 8), 1, False, None, (None, (2, 4, 2))), "ranks=1: "),
-    ],
-)
-def test_errors_name_the_argument(arguments, words: str) -> None:
-    with pytest.raises(DecompositionError) as error:
-        choose_proc_shape(*arguments)
-    assert str(error.value).startswith(words)
 
 
 def test_too_many_ranks_are_refused_at_once() -> None:
@@ -196,25 +166,6 @@ def test_short_blocks_of_memory_count(shape, periodic, ranks, by_bytes, on_gpus,
         cells = block_cells(device, has_network)
         chosen = choose_proc_shape(ranks, shape, 1, periodic, block_cells=cells)
         assert chosen == expected, device
-
-
-def test_decompose_puts_the_pieces_together() -> None:
-    domain = decompose((10, 9), 6, halo=1, periodic=(True, False), proc_shape=(0, 3))
-    assert domain.proc_shape == (2, 3)
-    assert domain.periodic == (True, False) and domain.grid_shape == (10, 9)
-    assert domain.placement == Placement.by_rank((2, 3))
-    # A cut of axis 0 sends rows of 64 cells, a cut of axis 1 columns of 8 cells. Ranks of one node exchange the rows.
-    domain = decompose((8, 64), 4, halo=1, proc_shape=(2, 2), nodes=[0, 0, 1, 1])
-    assert domain.coords_of(0)[1] == domain.coords_of(1)[1]
-    assert domain.placement.bytes_between_nodes == 2 * 2 * 4 * 8
-
-
-def test_decompose_cuts_where_it_is_told() -> None:
-    domain = decompose((10, 9), 6, halo=1, blocks=[None, (2, 5, 2)])
-    assert domain.proc_shape == (2, 3)
-    assert [axis.sizes for axis in domain.axes] == [(5, 5), (2, 5, 2)]
-    # An even partition has blocks narrower than this halo; here, all blocks that fill the halo are wide enough.
-    assert decompose(9, 3, halo=((4, 1),), blocks=[(4, 4, 1)]).rank_shape(2) == (1,)
 
 
 def test_thousands_of_ranks_in_four_dimensions_are_quick() -> None:

@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
-from halox.paths.scatter_gather.mlx5.windows import ENTRIES, Window
+from halox.paths.messages import Part
+from halox.paths.scatter_gather.mlx5.windows import ENTRIES, MessageBlocks, agreed_chunk, propose
 from halox.runtime import mlx5
 from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter
 from tests import support
+from tests.datatype_strategies import Recipe, build, recipes
 from tests.fakes import fake_verbs
 from tests.fakes.fake_driver import fake_driver
-from tests.unit.paths.mlx5_pair import Link, Pair, blocks_of, memory_of
+from tests.support import trials
+from tests.unit.paths.mlx5_pair import Link, Pair, blocks_of, memory_of, message
 
 support.require("mpi")
 from tests import mpi_types as oracle  # noqa: E402
@@ -39,18 +44,6 @@ def link(types: Any, arrays: Any, pair: Pair | None = None) -> Link:
 
 
 VECTOR = dt.vector(96, 512, 1024, "u1")
-FACE = dt.subarray((24, 64, 64), (24, 64, 32), (0, 0, 16), "u1")
-BACKWARDS = dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
-LAYOUTS = {
-    "strided to a box": (VECTOR, FACE),
-    "far apart": (dt.vector(6, 8192, 70000, "u1"), VECTOR),
-    "backwards": (BACKWARDS, VECTOR),
-    "irregular": (
-        dt.hindexed([100, 412] * 96, np.cumsum([0, 900] * 96)[:192].tolist(), "u1"),
-        VECTOR,
-    ),
-    "long blocks": (dt.vector(2, 24576, 66000, "u1"), VECTOR),
-}
 
 
 def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarray:
@@ -76,60 +69,86 @@ def filled(types: Any) -> tuple[oracle.Memory, oracle.Memory, np.ndarray]:
     return sent, received, wanted
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) -> None:
-    types = LAYOUTS[name]
-    sent, received, wanted = filled(types)
-    ends = link(types, (sent, received))
-    ends.move()
-    np.testing.assert_array_equal(received.bytes, wanted)
-    sent.bytes[:] = np.arange(sent.bytes.size) * 11 % 253
-    wanted = by_mpi(types, sent, received)
-    ends.move()
-    np.testing.assert_array_equal(received.bytes, wanted)
+LIMITS = st.fixed_dictionaries(
+    {
+        "entries": st.sampled_from((1, 2, 4, 7, ENTRIES)),
+        "repeats": st.sampled_from((1, 1, 3, 1000)),
+        "key_bytes": st.sampled_from((5, 64, 1000, 1 << 30)),
+        "pool": st.just(4),
+    }
+)
 
 
-def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
-    """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, keys list blocks."""
-    sent, received, _ = filled((VECTOR, VECTOR))
-    assert len(link((VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
-    far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")
-    sent, received, wanted = filled((far, far))
-    ends = link((far, far), (sent, received))
-    assert len(ends.lists[0].keys) == 2
-    ends.move()
-    np.testing.assert_array_equal(received.bytes, wanted)
+@settings(
+    max_examples=trials(240),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    recipe=recipes(),
+    other=recipes(),
+    count=st.sampled_from((1, 2, 3)),
+    limits=st.tuples(LIMITS, LIMITS),
+)
+def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(
+    recipe: Recipe, other: Recipe, count: int, limits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datatypes and limits differ at both ends; bytes outside the target's blocks stay unchanged."""
+    source, into = build(recipe), build(other)
+    assume(source.size and into.size and oracle.mpi_packs_rightly(source))
+    # Equal bytes at both ends: whole items at the source; at the target, whole items and then single bytes.
+    counts = [max(1, into.size * count // source.size), 0]
+    nbytes = counts[0] * source.size
+    counts[1], rest = divmod(nbytes, into.size)
+    assume(counts[0] <= 8 and counts[1] <= 8 and not into.overlaps(max(counts[1], 1)))
+    sent, received = oracle.Memory(source, counts[0]), oracle.Memory(into, counts[1])
+    tail = np.full(rest + 2, 0x5A, np.uint8)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 37 % 251
+    received.bytes[:] = 0x5A
+    wanted = oracle.Memory(into, counts[1])
+    wanted.bytes[:] = 0x5A
+    made = [oracle.mpi_type(r, halves=oracle.OPEN_MPI) for r in (recipe, other)]
+    singles = [oracle.one_item(t, n) for t, n in zip(made, counts, strict=True)]
+    packed = oracle.mpi_pack(singles[0], sent, nbytes)
+    assume(counts[1] == 0 or oracle.mpi_packs_rightly(into))
+    oracle.mpi_unpack(packed[: nbytes - rest], singles[1], wanted)
+    for handle in (*made, *singles):
+        handle.Free()
+
+    parts = [Part(0, into, counts[1])] * bool(counts[1])
+    parts += [Part(1, dt.contiguous(rest, "u1"))] * bool(rest)
+    ends = [
+        MessageBlocks.of(message(Part(0, source, counts[0]))),
+        MessageBlocks.of(message(*parts)),
+    ]
+    places = {0: memory_of(received.bytes, received.origin), 1: memory_of(tail, 1)}
+    fake_verbs.install(monkeypatch, (1, 2))
+    pair = Pair(*limits)
+    proposals = [propose(b, e.limits) for b, e in zip(ends, pair.engines, strict=True)]
+    if agreed_chunk(*proposals, nbytes) is None:
+        return
+    memory = [memory_of(sent.bytes, sent.origin)], [places[n] for n in ends[1].arrays]
+    Link(pair, ends, memory).move()
+    np.testing.assert_array_equal(received.bytes, wanted.bytes)
+    np.testing.assert_array_equal(tail[1 : 1 + rest], packed[nbytes - rest :])
+    assert tail[0] == tail[-1] == 0x5A
 
 
-def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
-    sent, received, wanted = filled((VECTOR, VECTOR))
-    ends = link((VECTOR, VECTOR), (sent, received))
-    own, engine = ends.lists[0], ends.pair.engines[0]
-    (window,) = blocks_of(VECTOR).windows(VECTOR.size, own.key[1], own.registrations)
-    wire.is_held = True
-    ends.post()
-    with pytest.raises(PathError):
-        engine.map(own.keys[0], window)
-    wire.release()
-    engine.complete()
-    engine.map(own.keys[0], window)
-    ends.post()
-    engine.complete()
-    np.testing.assert_array_equal(received.bytes, wanted)
-
-
-def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
-    sent, received, wanted = filled((VECTOR, VECTOR))
-    ends = link((VECTOR, VECTOR), (sent, received))
-    region = ends.lists[1].registrations[0]
-    receiver = ends.pair.engines[1]
-    receiver.deregister(region)
-    ends.move()
-    np.testing.assert_array_equal(received.bytes, wanted)
-    memory = wire.adapters[2].memory
-    assert region.lkey in memory
-    receiver.destroy_key(ends.lists[1].keys[0])
-    assert region.lkey not in memory
+def test_memory_of_a_new_owner_is_registered_anew(wire: Any) -> None:
+    """An object at the address of a freed one: the old registration may refer to pages that are gone."""
+    (sent, received, wanted), pair, lists = filled((VECTOR, VECTOR)), Pair(), []
+    ends = [blocks_of(VECTOR)] * 2
+    for owner in (sent, received):
+        memory = memory_of(received.bytes, received.origin)._replace(owner=owner)
+        found = Link(pair, ends, [[memory_of(sent.bytes, sent.origin)], [memory]])
+        received.bytes[:] = 0xFF
+        found.move()
+        np.testing.assert_array_equal(received.bytes, wanted)
+        found.release()
+        lists.append(found.lists)
+    assert lists[0][0] is lists[1][0]
+    assert lists[0][1].registrations != lists[1][1].registrations
 
 
 def test_a_failed_write_names_the_peer(wire: Any) -> None:
@@ -233,16 +252,6 @@ def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
     for _ in range(2):
         flush_writes(0)
     assert gpu[0].flushes == (0 if is_ordered else 2)
-
-
-def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
-    engine, _ = Pair().engines
-    values = np.zeros(1 << 16, "u1")
-    region = engine.register(values.ctypes.data, values.nbytes)
-    at = values.ctypes.data + np.cumsum(np.arange(ENTRIES + 1)) * 8
-    window = Window(at, np.full(ENTRIES + 1, 4), np.full(ENTRIES + 1, region.lkey), (region,))
-    with pytest.raises(PathError):
-        engine.map(engine.make_key(), window)
 
 
 def test_an_adapter_without_keys_left_says_so(wire: fake_verbs.Wire) -> None:

@@ -1,4 +1,4 @@
-"""Channels of packed messages, on the host and on a GPU whose streams run in any order that their events allow.
+"""Channels of packed messages on a GPU whose streams run in any order that their events allow.
 
 One rank sends to itself through MPI. tests/mpi/paths/test_channels.py tests the protocol between ranks, and
 tests/gpu/ranks runs it on GPUs.
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.errors import StateError
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
@@ -22,7 +21,7 @@ from halox.runtime.arrays import describe
 from tests.fakes.cpu_kernels import aligned
 from tests.fakes.host_cuda import HostCuda, host_cuda
 from tests.fakes.host_launches import host_launches
-from tests.fakes.layouts import Layout, box, rows, scattered
+from tests.fakes.layouts import Layout, box, scattered
 from tests.support import full, require
 
 require("mpi")
@@ -30,7 +29,6 @@ require("mpi")
 from mpi4py import MPI  # noqa: E402
 
 from halox.paths.buffers import Buffer, RequestBuffers, host_buffer  # noqa: E402
-from halox.paths.host.packed import HostChannel  # noqa: E402
 from halox.paths.staged.pipeline import StagedPipeline, Work  # noqa: E402
 from halox.runtime.arrays import borrow  # noqa: E402
 from halox.runtime.world import World  # noqa: E402
@@ -100,58 +98,6 @@ class Rig:
         self.channel.close()
         self.channel.free()
         self.world.close()
-
-
-def on_host(world: World, job: Job, buffers: RequestBuffers) -> HostChannel:
-    return HostChannel(job, buffers)
-
-
-# Of arrays of 320 kB of float64: a face, blocks of an odd size, runs at no alignment, and scattered cells.
-TRIPLES = box((200, 25, 8), (200, 25, 3), (0, 0, 1)), box((200, 25, 8), (200, 25, 3), (0, 0, 5))
-HOST = {
-    "faces": (
-        box((200, 25, 8), (200, 25, 1), (0, 0, 1)),
-        box((200, 25, 8), (200, 25, 1), (0, 0, 0)),
-    ),
-    "odd blocks": TRIPLES,
-    "odd bytes": (rows((700,), (300,), 3), rows((700,), (7,), 3)),
-    "scattered": (
-        scattered([8] * 300, [24 * k + 16 * k * k // 300 * 8 for k in range(300)]),
-        scattered([8] * 300, [40 * k for k in range(300)]),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "operation"),
-    [(name, operation) for name in HOST for operation in ("copy", "add")][:-1],
-)
-def test_on_the_host(name: str, operation: str) -> None:
-    """Open MPI copies odd blocks."""
-    sent, received = HOST[name]
-    dtype = "u1" if name == "odd bytes" else "i8"
-    for shift in (0, 1, 4) if dtype == "u1" else (0, 8):
-        arrays = [aligned(320000, shift).view(dtype) for _ in range(2)]
-        rig = Rig(arrays, [((0, sent), (1, received))], on_host, operation=operation)
-        for step in range(3):
-            rig.exchange(step)
-        rig.close()
-
-
-def test_large_faces_on_the_host() -> None:
-    """Their copies are interleaved piece by piece."""
-    shape, face = (200, 300, 34), (200, 300, 1)
-    ends = [
-        (box(shape, face, (0, 0, a)), box(shape, face, (0, 0, b))) for a, b in ((1, 33), (32, 0))
-    ]
-    small = box(shape, (3, 5, 1), (0, 0, 7)), box(shape, (3, 5, 1), (0, 0, 9))
-    rig = Rig(
-        [np.zeros(shape)],
-        [((0, sent), (0, received)) for sent, received in [*ends, small]],
-        on_host,
-    )
-    rig.exchange(1)
-    rig.close()
 
 
 # On a GPU
@@ -280,25 +226,6 @@ def test_moved_to_other_arrays(cut: Any, operation: str) -> None:
         rig.close()
 
 
-@CUTS
-@pytest.mark.parametrize("is_finished", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_closed_in_the_middle(seed: int, is_finished: bool, cut: Any) -> None:
-    """Buffers are released only when no kernel uses them any longer."""
-
-    class Watched(RequestBuffers):
-        def close(self) -> None:
-            assert not rig.gpu.is_busy
-            super().close()
-
-    with rig_on_gpu(seed, cut, buffers=Watched) as rig:
-        rig.fill(seed)
-        rig.channel.start()
-        if is_finished:
-            rig.channel.finish()
-        rig.channel.close()
-
-
 class Early(RequestBuffers):
     """Every message has arrived before the first query, as from a peer that is far ahead."""
 
@@ -330,17 +257,4 @@ def test_unpacking_waits_for_what_the_user_did_before(seed: int) -> None:
         rig.gpu.current.synchronize()
         assert np.array_equal(seen[0], before)
         assert (rig.arrays[0][:, :, :3].copy().view("u1") == 7).all(), "and then it was unpacked"
-        rig.close()
-
-
-@CUTS
-def test_capture(cut: Any) -> None:
-    """The channel refuses a stream in capture without enqueuing work, and works again afterwards."""
-    with rig_on_gpu(1, cut) as rig:
-        rig.gpu.capturing.add(rig.gpu.current.ptr)
-        with pytest.raises(StateError):
-            rig.channel.check()
-        assert not rig.gpu.is_busy
-        rig.gpu.capturing.clear()
-        rig.exchange(1)
         rig.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import weakref
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 from halox.paths.base import Channel, ChannelMessages
 from halox.plans.runner import Runner
 from halox.runtime.call_guard import CallGuard, close_collected
-from halox.runtime.deferred import Deferred
 from tests.fakes.lone_rank import nccl_of_one
 from tests.support import ROOT
 
@@ -70,24 +67,6 @@ class TestPlans:
             pass
         assert channel.is_closed
 
-    def test_close_is_at_once(self) -> None:
-        guard, channel = CallGuard(), Seen()
-        plan = plan_of(channel, guard)
-        with guard:
-            plan.close()
-            assert channel.is_closed
-        channel.is_closed = False
-        del plan
-        assert not channel.is_closed
-
-    def test_a_closed_one_keeps_nothing(self) -> None:
-        channel = Seen()
-        seen = weakref.ref(channel)
-        plan = plan_of(channel, CallGuard())
-        plan.close()
-        del channel
-        assert seen() is None
-
     def test_not_at_exit(self) -> None:
         """MPI and CUDA may already be finalized at interpreter exit."""
         script = (
@@ -113,29 +92,6 @@ class TestPlans:
         assert channel.is_closed and "ValueError: in its end" in capsys.readouterr().err
         close_collected()
         assert not capsys.readouterr().err
-
-
-class TestDeferred:
-    def test_on_another_thread(self) -> None:
-        deferred, done = Deferred(), []
-        with deferred:
-            other = threading.Thread(target=lambda: deferred.do(partial(done.append, 1)))
-            other.start()
-            other.join()
-            assert not done
-        assert done == [1]
-
-    def test_an_error_lets_others_in(self) -> None:
-        deferred, done = Deferred(), []
-
-        def fail() -> None:
-            raise ValueError("in its end")
-
-        with pytest.raises(ValueError, match="in its end"):
-            deferred.do(fail)
-        with deferred:
-            deferred.do(partial(done.append, 1))
-        assert done == [1]
 
 
 def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

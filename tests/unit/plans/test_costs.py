@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from typing import Any
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from halox.errors import HaloxError
 from halox.paths.base import Candidate
-from halox.paths.costs import RUN_BYTES, ProtocolCost, run_weights
 from halox.plans.costs import Costs
 
 
@@ -63,27 +61,6 @@ def test_the_choice_does_not_depend_on_the_order_of_options(
     assert COSTS.predict(one.path, one.protocol, nbytes, run, messages, shared) == least
 
 
-def test_equal_times_are_decided_by_name() -> None:
-    same = ProtocolCost(1.0, 0.0, (1.0, 1.0, 1.0, 1.0))
-    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/put": same}, "test")
-    options = [candidate("peer", "ll"), candidate("peer", "direct"), candidate("ipc", "put")]
-    for order in itertools.permutations(options):
-        assert costs.best(order, 100, 8) == candidate("ipc", "put")
-
-
-@given(runs)
-def test_weights_between_lengths(run: int) -> None:
-    weights = run_weights(run)
-    assert sum(w > 0 for w in weights) <= 2
-    assert sum(weights) == pytest.approx(max(1.0, RUN_BYTES[0] / run))
-
-
-def test_weights_at_the_lengths_themselves() -> None:
-    for number, run in enumerate(RUN_BYTES):
-        assert run_weights(run) == tuple(float(i == number) for i in range(len(RUN_BYTES)))
-    assert run_weights(1 << 30) == run_weights(RUN_BYTES[-1])
-
-
 @pytest.mark.parametrize(
     ("way", "shared", "measured"),
     [
@@ -98,35 +75,6 @@ def test_shipped_constants_are_near_measurements(
     path, _, how = way.partition("/")
     for nbytes, us in measured.items():
         assert COSTS.predict(path, how, nbytes, 8, shared_gpu=shared) == pytest.approx(us, rel=0.2)
-
-
-def test_each_way_of_the_peer_path_has_its_place() -> None:
-    peer = [option for option in CANDIDATES if option.path == "peer"]
-    assert COSTS.best(peer, 1 << 12, 8).protocol == "ll", "small"
-    assert COSTS.best(peer, 4 << 20, 8).protocol == "ll", "large, short runs"
-    assert COSTS.best(peer, 16 << 20, 4096).protocol == "direct", "large, long runs"
-
-
-def test_on_a_shared_gpu_its_own_constants_count() -> None:
-    alone, shared = (COSTS.predict("ipc", "staging", 1024, 8, shared_gpu=s) for s in (False, True))
-    assert shared > 5 * alone
-    only = Costs({"peer/ll": SHIPPED["peer/ll"]}, "test")
-    assert only.predict("peer", "ll", 8, 8, shared_gpu=True) == only.predict("peer", "ll", 8, 8)
-
-
-def test_ways_without_a_model() -> None:
-    host = [candidate("host", "direct"), candidate("host", "shared")]
-    assert not COSTS.knows("host", "direct") and COSTS.knows("peer", "ll")
-    assert COSTS.best(host, 100, 8) is host[0]
-    assert COSTS.best([*host, candidate("staged", "mpi")], 100, 8) == candidate("staged", "mpi")
-    with pytest.raises(HaloxError, match="host/direct"):
-        COSTS.predict("host", "direct", 1, 1)
-
-
-def test_updated_tables() -> None:
-    changed = COSTS.updated({"peer/ll": ProtocolCost(1.0, 0.0, (1.0, 2.0, 3.0, 4.0))}, "elsewhere")
-    assert changed.predict("peer", "ll", 0, 8) == 1.0 and changed.origin == "elsewhere"
-    assert changed.protocols["ipc/put"] == COSTS.protocols["ipc/put"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from halox.decomposition.field_regions import exchange_regions
 from halox.errors import FieldError
 from halox.plans.regions import (
     Cells,
-    check_every,
     overlap_regions,
     owned_cells,
 )
@@ -111,61 +110,6 @@ def test_regions_on_a_gpu(case: Case, width: int, multiples: list[int]) -> None:
                 assert (first - begin) % multiple == high % multiple == 0
 
 
-def test_no_rims_within_a_rank() -> None:
-    """Rims of 32 cells along the last axis, and none along the second one, which is periodic within the rank."""
-    for layout in laid_out((40, 6, 300), (2, 1, 2), True, halo=2):
-        (interior,), late = overlap_regions(layout, 1, (), multiples=(1, 1, 32))
-        assert interior.start == (3, 2, 34) and interior.shape == (18, 6, 86)
-        assert [tuple(map(int, rim.shape)) for rim in late] == [
-            *[(1, 6, 150)] * 2,
-            *[(18, 6, 32)] * 2,
-        ]
-    for layout in laid_out((40, 6, 120), (2, 1, 2), True):
-        assert overlap_regions(layout, 1, (), multiples=(1, 1, 32)) == ((), (layout.interior,))
-
-
-def test_widths_count_from_sides_that_receive() -> None:
-    (alone,) = laid_out((6, 6), (1, 1), False)
-    assert len(overlap_regions(alone, 1)[0]) == 1
-    assert not overlap_regions(alone, 1)[1]
-    first, middle, _ = laid_out((9, 6), (3, 1), False)
-    assert [len(part) for part in overlap_regions(first, 1)] == [1, 1]
-    assert [len(part) for part in overlap_regions(middle, 1)] == [1, 2]
-
-
-def test_a_block_without_an_interior_has_one_region_after_the_exchange() -> None:
-    for layout in laid_out((9, 6), (3, 1), True):
-        assert overlap_regions(layout, 2) == ((), (layout.interior,))
-    for layout in laid_out((9, 6), (3, 1), False, components_after=(2,)):
-        early, late = overlap_regions(layout, 5)
-        assert not early and late == (layout.interior,)
-
-
-def test_the_width_of_a_stencil_with_offsets() -> None:
-    (layout,) = laid_out((12, 12), (1, 1), True, halo=3, offsets=(1,))
-    interior = overlap_regions(layout, None)[0][0]
-    assert interior == (slice(4, 14), slice(4, 14))
-
-
-@pytest.mark.parametrize(
-    "components", [{}, {"components_before": (3,)}, {"components_after": (2, 2)}]
-)
-def test_start_and_shape_are_of_the_grid_axes(components: dict[str, tuple[int, ...]]) -> None:
-    (layout,) = laid_out((6, 8), (1, 1), True, **components)
-    interior = overlap_regions(layout, 1)[0][0]
-    assert interior.start == (2, 2)
-    assert interior.shape == (4, 6)
-    assert all(type(n) is np.int32 for n in interior.start + interior.shape)
-    array = np.zeros(layout.padded_shape)
-    grid_axes = slice(len(layout.spec.components_before), len(layout.spec.components_before) + 2)
-    assert array[interior].shape[grid_axes] == interior.shape
-    assert array[interior].size == 24 * (array.size // (8 * 10))
-    moved = interior.shifted(-1, 2)
-    assert moved.start == (1, 4)
-    assert moved.shape == interior.shape
-    assert array[moved].shape == array[interior].shape
-
-
 def test_shifts_out_of_the_array_are_refused() -> None:
     (layout,) = laid_out((6, 8), (1, 1), True)
     rim = overlap_regions(layout, 1)[1][0]
@@ -178,21 +122,3 @@ def test_shifts_out_of_the_array_are_refused() -> None:
     for wrong in ((1,), (1, 0, 0), (0.5, 0), ("a", 1)):
         with pytest.raises(FieldError):
             rim.shifted(*wrong)  # type: ignore[arg-type]
-
-
-def test_steps_that_halos_allow() -> None:
-    plain = laid_out((12, 12), (1, 1), True, halo=4)
-    assert check_every(np.int64(2), plain, True) == 2
-    assert check_every(1, laid_out((8, 8), (1, 1), True, halo=3, offsets=(1,)), False) == 1
-    for wrong in (0, -1, 1.5, True, None, "2"):
-        with pytest.raises(FieldError):
-            check_every(wrong, plain, True)
-    with pytest.raises(FieldError):
-        check_every(3, plain, True)
-    with pytest.raises(FieldError, match="corners=False"):
-        check_every(2, plain, False)
-    assert check_every(2, laid_out((12,), (1,), True, halo=4), False) == 2
-    with pytest.raises(FieldError, match=r"offsets=\(1,\)"):
-        check_every(2, laid_out((8, 8), (1, 1), True, halo=2, offsets=(1,)), True)
-    with pytest.raises(FieldError, match="parity='odd'"):
-        check_every(2, laid_out((8, 8), (1, 1), True, halo=2, parity="odd"), True)

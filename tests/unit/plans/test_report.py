@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import halox
 from halox.datatypes import contiguous
-from halox.paths.base import Route
 from halox.paths.messages import Message, Part
 from halox.plans.report import Report, Row
 from tests import support
@@ -18,14 +15,6 @@ MESSAGE = Message(3, "receive", (Part(0, contiguous(4, "f8")),), tag=5)
 REPORT = Report(0, "exchange", ("f8[4]",), (OWN, SEND, RECEIVE))
 
 
-def test_predictions_stand_in_the_table_and_unknown_times_are_dashes() -> None:
-    title, head, *lines = str(REPORT).splitlines()
-    assert "exchange of f8[4]" in title
-    at = head.index("predicted us") + len("predicted us")
-    assert [line[:at].split()[-1] for line in lines] == ["-", "4.6", "4.6"]
-    assert all(line[at:].split()[0] == "-" for line in lines), "nothing measured yet"
-
-
 def test_measured_times_go_to_their_messages_and_leave_the_old_report_alone() -> None:
     report = REPORT.measured({("send", 1, 7): 5.25, ("receive", 1, 8): 99.0})
     assert [row.measured_us for row in report.rows] == [None, 5.25, None]
@@ -33,14 +22,6 @@ def test_measured_times_go_to_their_messages_and_leave_the_old_report_alone() ->
     assert "5.2" in str(report) and "all messages that go one path together" in str(report)
     again = report.measured({("receive", 1, 7): 6.0})
     assert [row.measured_us for row in again.rows] == [None, 5.25, 6.0]
-
-
-def test_rows_tell_what_their_routes_know() -> None:
-    row = Row.of(MESSAGE, Route("staged", "mpi", "far", 40.0, {"peer": "other node"}))
-    assert row.key == MESSAGE.key == ("receive", 3, 5)
-    assert (row.nbytes, row.predicted_us, row.measured_us) == (32, 40.0, None)
-    found = json.loads(json.dumps(Report(0, "exchange", (), (row,)).as_dict()))
-    assert found["rows"][0]["why_not"] == {"peer": "other node"}
 
 
 def test_a_report_shows_itself_as_its_table() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.datatypes import Datatype, StridedBlocks, contiguous, indexed, vector
-from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.datatypes import StridedBlocks
 from halox.errors import PathError
-from halox.paths import HOST_PATHS, PATHS, reads_in_place, requested_path
-from halox.paths.base import EndpointInfo, Job, MessageEnds, Operation, Route, SelectionContext
+from halox.paths import PATHS
+from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import SharedParts
-from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
 from halox.plans.costs import Costs
 from halox.plans.selection import candidates, choose_route
@@ -65,60 +62,6 @@ def test_to_self_is_local_and_accumulate_never_reads_in_place() -> None:
     assert choose_route(end(), end(), to_self=True, selection=SelectionContext()).path == "local"
     adding = SelectionContext("add")
     assert choose_route(end(), end(), to_self=False, selection=adding).protocol == "shared"
-
-
-@pytest.mark.parametrize(
-    ("shape", "procs", "shared"),
-    [
-        ((256, 256, 256), (2, 1, 1), True),
-        ((256, 256, 256), (1, 2, 1), True),
-        ((256, 256, 256), (1, 1, 2), False),
-        ((64, 64, 64), (1, 1, 2), True),  # too small for huge pages
-    ],
-)
-def test_where_fields_lie(shape: tuple[int, ...], procs: tuple[int, ...], shared: bool) -> None:
-    domain = decompose(shape, 2, halo=1, proc_shape=procs)
-    spec = FieldSpec(((1, 1),) * 3)
-    found = {reads_in_place(FieldLayout(domain, rank, spec), 8) for rank in (0, 1)}
-    assert found == {shared}, "decided alike on all ranks"
-
-
-def test_messages_keep_parts_apart_and_aligned() -> None:
-    parts = (
-        Part(0, contiguous(3, "u1")),
-        Part(1, vector(4, 1, 2, "f8")),
-        Part(0, contiguous(2, "f4")),
-    )
-    message = Message(1, "send", parts)
-    assert message.nbytes == 3 + 32 + 8
-    assert message.offsets == (0, 16, 48) and message.packed_bytes == 64
-    for (a, first), (b, _) in itertools.pairwise(zip(message.offsets, parts, strict=True)):
-        assert a + first.nbytes <= b
-    assert message.block_count == 1 + 4 + 1 and message.block_bytes == 43 // 6
-
-
-@pytest.mark.parametrize("items", [1, 5])
-@pytest.mark.parametrize(
-    "datatype",
-    [
-        contiguous(1, "f8"),
-        contiguous(10, "f8"),
-        vector(3, 1, 4, "f4"),
-        indexed([1, 2], [0, 4], "f8"),
-        indexed([2, 1], [4, 0], "f8"),
-        indexed([3, 1], [0, 5], "i2"),
-    ],
-    ids=str,
-)
-def test_blocks_of_several_items(datatype: Datatype, items: int) -> None:
-    """Items that lie side by side are one block, and blocks at the ends of irregular items go on in the next item."""
-    message = Message(1, "send", (Part(0, datatype, items),))
-    strided = datatype.strided is not None
-    wanted = len(datatype.blocks(items).lengths)
-    assert message.block_count == wanted or (strided and wanted < message.block_count <= 3 * items)
-    assert message.block_bytes == message.nbytes // message.block_count
-    if datatype == contiguous(1, "f8") or datatype == contiguous(10, "f8"):
-        assert message.block_count == 1 and message.row_bytes == message.nbytes
 
 
 # Arrays on GPUs
@@ -292,16 +235,6 @@ def test_wishes(name: str) -> None:
         assert all(way in str(caught.value) for way in possible)
 
 
-def test_ends_that_do_not_match_are_no_error_yet() -> None:
-    """Selection raises no error, since the receiver compares signatures later; both ends must get that far."""
-    selection = SelectionContext(topology=two_gpus())
-    other = {"layouts": (StridedBlocks(0, (3, 5, 7), (5000, 700, 64), 8),)}
-    for a, b in ((on_gpu(0), on_gpu(1, **other)), (on_gpu(0, **other), on_gpu(1))):
-        assert {"peer/staging", "staged/shared"} <= named(
-            candidates(MessageEnds(a, b, selection))[0]
-        )
-
-
 # Costs
 
 NAMES = ("peer/ll", "peer/staging", "peer/direct", "ipc/staging", "staged/shared")
@@ -385,36 +318,3 @@ def test_the_shipped_constants_prefer_the_gpu() -> None:
 
 
 # Names
-
-
-def test_requested_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOX_PATH", "")
-    assert requested_path(None) is None and requested_path("peer") == "peer"
-    monkeypatch.setenv("HALOX_PATH", "staged/mpi")
-    assert requested_path(None) == requested_path("") == "staged/mpi"
-    assert requested_path("peer/ll") == "peer/ll"
-
-
-def test_paths_by_name() -> None:
-    assert all(path.name == name for name, path in PATHS.items())
-    assert {name: path for name, path in PATHS.items() if path.moves("host")} == HOST_PATHS
-
-
-@pytest.mark.parametrize(
-    ("datatype", "operation", "carrying"),
-    [
-        (vector(4, 1, 3, "f8"), "copy", {"peer", "nccl"}),
-        (indexed([1, 2], [0, 5], "f8"), "copy", set()),
-        (vector(4, 1, 3, "f8"), "add", set()),
-    ],
-)
-def test_paths_that_carry_a_rank_s_messages_to_itself(
-    datatype: Datatype, operation: Operation, carrying: set[str]
-) -> None:
-    part = Part(0, datatype)
-    job, copies = (
-        Job([], (Message(peer, "send", (part,)),), (Message(peer, "receive", (part,)),), operation)
-        for peer in (1, 0)
-    )
-    found = {name for name, path in PATHS.items() if path.carries_copies(job, copies)}
-    assert found == carrying
