@@ -2,8 +2,9 @@
 
 An array is, in this order, a field that the grid allocated or the user declared; a field with the grid's halo, by its
 shape; a field of the only declared layout with this shape, such as a result of arithmetic on declared fields; or, for
-calls that need no halo, the cells that the rank owns. A shape with several readings is an error. Points of staggered
-fields and cells of one parity are never inferred: their shapes are those of cells.
+calls that need no halo, the cells that the rank owns. A shape with several readings is an error; calls that need the
+halo take the reading that has it. Points of staggered fields and cells of one parity are never inferred: their shapes
+are those of cells.
 
 A field is identified by its memory: address, shape, strides and dtype. A declared layout applies to every array with
 the same address, shape, strides and dtype, as long as the array that owns the memory lives. It makes no difference
@@ -235,7 +236,7 @@ class FieldLayouts:
         if inferred is None:
             inferred = known[described.shape] = self._inferred(tuple(described.shape), halo)
         layout, lacks_halo = inferred
-        if not lacks_halo and self._is_inside_staggered(described):
+        if self._shapes_of_points and not lacks_halo and self._is_inside_staggered(described):
             raise FieldError(
                 f"array: on rank {self._rank} the points of a staggered field have the shape {layout.padded_shape} of "
                 "a field of cells with its halo; give the field itself, not grid.interior(field)"
@@ -266,12 +267,12 @@ class FieldLayouts:
         plain = self.of(FieldSpec(self._halo)).padded_shape
         specs = [FieldSpec(self._halo, *axes) for axes in component_axes(shape, plain)]
         declared = [] if len(specs) == 1 else [layout.spec for layout in self.of_shape(shape)]
-        # The caller exchanges, and fields of this shape have been declared.
-        has_halo = halo and not declared and bool(self.of_shape(shape))
         specs = declared or specs
-        if not has_halo and all(spec.halo != none for spec in specs):
+        if all(spec.halo != none for spec in specs):
             cells = self._decomposition.rank_shape(self._rank)
             specs = specs + [FieldSpec(none, *axes) for axes in component_axes(shape, cells)]
+        if halo:
+            specs = [spec for spec in specs if spec.halo != none] or specs
         specs = [
             replace(spec, parity=parity)
             for spec in specs

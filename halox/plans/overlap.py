@@ -85,12 +85,7 @@ class Overlap:
         if not overlaps:
             runner.run(bound)
             yield self._whole
-        else:
-            yield from self._overlapped(runner, bound, arrays)
-
-    def _overlapped(
-        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
-    ) -> Iterator[Cells]:
+            return
         runner.start(bound, arrays)
         try:
             yield from self._early
@@ -167,9 +162,13 @@ class DeviceOverlap(Overlap):
         is_on = is_capturing() if self._is_on is None else self._is_on
         return self._run(is_on, runner, bound, arrays)
 
-    def _overlapped(
-        self, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
+    def _run(
+        self, overlaps: bool, runner: Runner, bound: Bound | None, arrays: tuple[object, ...]
     ) -> Iterator[Cells]:
+        if not overlaps:
+            runner.run(bound)
+            yield self._whole
+            return
         current_stream = cupy().cuda.get_current_stream
         caller, (first, *others) = current_stream(), self._sides
         runner.start_copied(bound, arrays)

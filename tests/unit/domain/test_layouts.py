@@ -55,6 +55,8 @@ def test_a_shape_has_one_reading_or_an_error_says_that_it_cannot_tell(
         text = f"can be read in {len(fitting)} ways" if fitting else none
         with pytest.raises(FieldError, match=text):
             of_grid.find(array)
+        if len(with_halo) == 1:
+            assert of_grid.find(array, halo=True).spec.components_before == with_halo[0]
 
 
 def test_the_points_of_a_staggered_field_are_not_read_as_cells_and_halo() -> None:
