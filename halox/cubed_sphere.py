@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from halox.decomposition.connections import NONE, Along, Joined, Turn
-from halox.domain.options import OTHER_NAMES
 from halox.errors import DecompositionError, FieldError
 from halox.grid import Grid
-from halox.values import unknown_option
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -129,11 +127,7 @@ class CubedSphere(Grid[Any]):
         comm: MPI.Intracomm | None = None,
         device: Literal["auto", "cpu", "gpu"] = "auto",
         path: str | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        for name in unknown:
-            known = ["n", "halo", "comm", "device", "path"]
-            raise TypeError(f"halox.CubedSphere: {unknown_option(name, known, OTHER_NAMES)}")
         super().__init__(
             (6, n, n),
             halo=(0, halo, halo),

@@ -690,7 +690,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
 
         Notes
         -----
-        Collective. With ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
+        Collective.
         """
         return self._plans.persistent(fields, corners, path, every, overlap, axes)
 

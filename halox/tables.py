@@ -1,9 +1,8 @@
-"""Tables as plain text for reports, and as HTML for notebooks."""
+"""Tables as plain text for reports."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
@@ -32,37 +31,3 @@ class Text(str):
     def __repr__(self) -> str:
         """Return the text itself."""
         return str(self)
-
-
-def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as HTML, without a header row if ``head`` is empty; text is escaped, numbers are right-aligned.
-
-    Examples
-    --------
-    >>> html_table("<u>", (), [("a & b", 1)]).count("&lt;u&gt;")
-    1
-    """
-
-    def line(cells: Sequence[object], tag: str) -> str:
-        shown = "".join(
-            f'<{tag} style="text-align: {_side(cell)}">{escape(str(cell))}</{tag}>'
-            for cell in cells
-        )
-        return f"<tr>{shown}</tr>"
-
-    top = f"<thead>{line(head, 'th')}</thead>" if head else ""
-    body = "".join(line(row, "td") for row in rows)
-    return (
-        f'<table><caption style="text-align: left">{escape(title)}</caption>'
-        f"{top}<tbody>{body}</tbody></table>"
-    )
-
-
-def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return names and values as an HTML table; entries with the value None are omitted."""
-    shown = {name: value for name, value in facts.items() if value is not None}
-    return html_table(title, (), [(name, str(value)) for name, value in shown.items()])
-
-
-def _side(cell: object) -> str:
-    return "right" if str(cell).replace(",", "").replace(".", "").isdecimal() else "left"

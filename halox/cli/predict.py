@@ -80,7 +80,6 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
                 list(HOST_COSTS.protocols),
                 HOST_COSTS,
                 lambda *_: None,
-                lambda: False,
                 large_bytes=_HOST_LARGE_BYTES,
                 rounds=_HOST_ROUNDS,
             )

@@ -7,15 +7,12 @@ several messages, and the bandwidth of a length of runs the time of a large exch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
 
 import halox
 from halox import datatypes
@@ -66,18 +63,14 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 SMALL = Point(_KIB, RUN_BYTES[-1])
 ONE, SEVERAL = Point(64 * _KIB, RUN_BYTES[-1]), Point(64 * _KIB, RUN_BYTES[-1], 8)
 LARGE_BYTES = 4096 * _KIB
-CHECKS = tuple(Point(n * _KIB, run) for n, run in ((32, RUN_BYTES[-1]), (256, 8), (256, 1024)))
-"""Points between the measured ones, which show how far the constants are off."""
 
 
 @dataclass
 class Campaign:
-    """Constants by `protocol_name`, samples at `CHECKS` by the same name, and reasons for missing constants."""
+    """Constants by `protocol_name`, and reasons for missing constants."""
 
     costs: dict[str, ProtocolCost] = field(default_factory=dict)
-    checks: dict[str, list[Sample]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    cut_short: bool = False
 
 
 def campaign(
@@ -85,32 +78,26 @@ def campaign(
     protocols: Sequence[str],
     before: Costs,
     progress: Progress,
-    time_is_up: Callable[[], bool],
     *,
     shared_gpu: bool = False,
     large_bytes: int | None = None,
     rounds: int = 2,
 ) -> Campaign:
-    """Measure the constants of every protocol, until time is up; the best of some rounds counts.
+    """Measure the constants of every protocol; the best of some rounds counts. Collective if the probe is.
 
-    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks. ``before`` has the time of
-    a further message for protocols of fields, since a grid fuses all messages to a rank into one.
+    ``before`` has the time of a further message for protocols of fields, since a grid fuses all messages to a rank into
+    one.
     """
     found = Campaign()
     for place, name in enumerate(protocols):
         path, _, protocol = name.partition("/")
         full = protocol_name(path, protocol, shared_gpu)
-        if time_is_up():
-            found.cut_short = True
-            found.refused[name] = "time ran out"
-            continue
         progress(f"measuring {name}", place, len(protocols))
         try:
             old = before.protocols.get(full) if _protocol(name).in_field else None
             larges = [Point(large_bytes or LARGE_BYTES, run) for run in RUN_BYTES]
             points = [SMALL, *larges, *(() if old else (ONE, SEVERAL))]
             best = _measured(partial(probe, name), points, rounds)
-            found.checks[full] = list(_measured(partial(probe, name), CHECKS, 1).values())
             found.costs[full] = _cost(best, larges, old)
         except ExchangeTimeoutError:
             raise
@@ -158,12 +145,6 @@ def _measured(
             continue
         best[point] = min(sample, best.get(point, sample), key=lambda each: each[1])
     return best
-
-
-def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
-    """Return the median relative error of a protocol's constants over some samples."""
-    errors = [abs(cost.us(p.nbytes, p.run_bytes, p.messages) / us - 1) for p, us in samples]
-    return float(np.median(errors))
 
 
 def tuned_protocols(memory: str) -> list[str]:
@@ -326,13 +307,3 @@ def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
         for a, b in zip(members[here], members[there], strict=False):
             far |= {a: b, b: a}
     return near.get(rank), far.get(rank)
-
-
-def until(world: World, limit_s: float) -> Callable[[], bool]:
-    """Return a collective function that tells, equally on all ranks, whether ``limit_s`` seconds have passed."""
-    end = time.monotonic() + limit_s
-
-    def is_over() -> bool:
-        return bool(world.comm.bcast(time.monotonic() > end))
-
-    return is_over

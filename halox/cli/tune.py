@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 NAME = "halox tune"
-LIMIT_S = 45.0
-"""Limit for measuring, in seconds; the last protocol takes additional time."""
-
 _NO_GPU = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
     "(docs/paths.md)"
@@ -56,10 +52,7 @@ def add_parser(
 def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run ``halox tune`` and return the exit status; collective inside a launcher."""
     comm = run.ranks(ranks_wanted(getattr(args, "ranks", None)), words, NAME)
-    with warnings.catch_warnings():
-        # Do not warn about an outdated file, since this command replaces it.
-        warnings.filterwarnings("ignore", message="the tuning file")
-        return run.together(comm, lambda: tune_on_ranks(args, comm), NAME)
+    return run.together(comm, lambda: tune_on_ranks(args, comm), NAME)
 
 
 def ranks_wanted(asked: int | None) -> int | None:
@@ -114,9 +107,7 @@ def tuned_figures(
     topology, before = topology_and_costs(prober)
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
     shared = topology.is_shared
-    found = probing.campaign(
-        prober, protocols, before, progress, probing.until(world, LIMIT_S), shared_gpu=shared
-    )
+    found = probing.campaign(prober, protocols, before, progress, shared_gpu=shared)
     if not found.costs:
         why = "; ".join(f"{name}: {text}" for name, text in found.refused.items())
         raise HaloxError(f"no protocol could be measured: {why}")
@@ -135,7 +126,6 @@ def tuned_figures(
         "topology": fingerprint.topology,
         "mpi": fingerprint.mpi,
         "file": str(path) if path else "not written (--dry-run)",
-        "cut_short": found.cut_short,
         "rows": rows_of(found, before),
         "not_measured": found.refused,
     }
@@ -152,7 +142,7 @@ def topology_and_costs(prober: probing.Prober) -> tuple[Topology, Costs]:
 
 
 def rows_of(found: probing.Campaign, before: Costs) -> list[dict[str, object]]:
-    """Return two rows per protocol, with its constants before and after, and their errors at the points of checks."""
+    """Return two rows per protocol, with its constants before and after."""
     rows: list[dict[str, object]] = []
     for name, after in found.costs.items():
         for which, cost in (("before", before.protocols.get(name)), ("after", after)):
@@ -166,14 +156,10 @@ def rows_of(found: probing.Campaign, before: Costs) -> list[dict[str, object]]:
                     "latency_us": round(cost.latency_us, 2),
                     "message_us": round(cost.message_us, 2),
                     **{f"GB/s {run} B": round(speed, 1) for run, speed in speeds},
-                    "off_%": round(100 * probing.error_of(cost, found.checks[name]), 1),
                 }
             )
     return rows
 
 
 def _for_people(figures: Mapping[str, object]) -> dict[str, object]:
-    shown = {name: value for name, value in figures.items() if value not in (None, {})}
-    if not shown.get("cut_short"):
-        shown.pop("cut_short", None)
-    return shown
+    return {name: value for name, value in figures.items() if value not in (None, {})}

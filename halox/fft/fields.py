@@ -66,8 +66,7 @@ class TransformFields:
         target = self._layout(out, given, "out", not forward)
         if given.dtype != result:
             raise FieldError(
-                f"out has dtype {given.dtype}, and the transform of {described.dtype} gives {result}; give an array "
-                "of that"
+                f"out has dtype {given.dtype}, and the transform of {described.dtype} gives {result}"
             )
         if components(target) != (before, after):
             raise FieldError(
@@ -112,28 +111,19 @@ class TransformFields:
         self, array: object, described: Described, name: str, physical: bool
     ) -> FieldLayout:
         """Return the layout of an array of the physical or the spectral grid."""
-        sides = ("physical", "grid") if physical else ("grid", "physical")
+        side, other_side = ("physical", "grid") if physical else ("grid", "physical")
         mine, other = (
             grid.domain.layouts for grid in (self._grids if physical else self._grids[::-1])
         )
-        expected = f"{name} must be a field of fft.{sides[0]}"
+        expected = f"{name} must be a field of fft.{side}"
         if other.is_field(array, described) and not mine.is_field(array, described):
-            raise FieldError(
-                f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of "
-                f"fft.grid, backward the other way; make one with fft.{sides[0]}.zeros"
-            )
+            raise FieldError(f"{expected}, and is one of fft.{other_side}")
         try:
             layout = mine.find(array)
         except (FieldError, DeviceError) as error:
             raise type(error)(f"{expected}: {error}") from error
-        if any(layout.spec.staggered):
-            raise FieldError(
-                f"{expected}, and is staggered: its points are not those of the cells; give a field that is not"
-            )
-        if layout.spec.parity is not None:
-            raise FieldError(
-                f"{expected}, and has {layout.spec.parity} cells only; give a field of all cells"
-            )
+        if any(layout.spec.staggered) or layout.spec.parity is not None:
+            raise FieldError(f"{expected} with all its cells, got {layout.spec}")
         return layout
 
     def _check_dtype(self, dtype: DType, name: str, *, is_real: bool) -> DType:
@@ -141,14 +131,9 @@ class TransformFields:
         allowed = SPECTRAL if is_real else PHYSICAL
         if dtype in allowed:
             return SPECTRAL.get(dtype, dtype)
-        remedy = f"convert it by {name}.astype"
-        if is_real and dtype.kind == "c":
-            remedy = "make the FFT with real=False, or give the real part"
-        elif not self._real and dtype in SPECTRAL:
-            remedy = "make the FFT with real=True, or give a complex field"
         raise FieldError(
-            f"{name} has dtype {dtype}, and this {'real' if self._real else 'complex'} transform takes "
-            f"{' or '.join(map(str, allowed))}; {remedy}"
+            f"{name} has dtype {dtype}, and this transform with real={self._real} takes "
+            f"{' or '.join(map(str, allowed))}"
         )
 
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import chain, combinations, groupby, product
-from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -264,7 +263,6 @@ class _Search:
         cost: tuple[int, int, tuple[Preference, ...]] = (0, 0, ())
         queue = [(cost, [Stage(parts, (), tuple(sorted(ready)))], ready)]
         visited = set()
-        refused = []
         while queue:
             (merges, transposes, order), stages, done = heappop(queue)
             here = stages[-1].parts
@@ -280,25 +278,10 @@ class _Search:
                 cost = merges + _merges(here, moves), transposes + 1, (*order, _preference(moves))
                 if all(p <= n for p, n in zip(there, self.extents(done), strict=True)):
                     heappush(queue, (cost, [*stages, stage], done | ready))
-                else:
-                    refused.append((cost, stage, done))
-        if not refused:
-            raise DecompositionError(
-                f"proc_shape={parts} of grid_shape={self.cells}: the transform needs the whole axis on one rank, and "
-                "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
-            )
-        _, stage, done = min(refused, key=itemgetter(0))
-        raise DecompositionError(self.why_refused(parts, stage, done))
-
-    def why_refused(self, parts: tuple[int, ...], stage: Stage, done: frozenset[int]) -> str:
-        """Return the error of a stage that has too many ranks, when the axes ``done`` have been transformed."""
-        extents = self.extents(done)
-        axis = next(axis for axis, n in enumerate(extents) if stage.parts[axis] > n)
-        return (
+        raise DecompositionError(
             f"proc_shape={parts} of grid_shape={self.cells}: the transform along axes {tuple(sorted(self.axes))} needs "
-            f"a division {stage.parts}, in which {stage.parts[axis]} ranks share the {extents[axis]} "
-            f"{'coefficients' if axis in done else 'cells'} of axis {axis}, so that some have none; give the grid "
-            "another proc_shape, fewer ranks or more cells"
+            "divisions in which these are whole, and some ranks have no cells; give the grid another proc_shape, fewer "
+            "ranks or more cells"
         )
 
     def ready(self, parts: tuple[int, ...], done: frozenset[int]) -> frozenset[int]:

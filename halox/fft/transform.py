@@ -7,7 +7,6 @@ a dtype and component shape makes a `Pipeline`, which every later call runs.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -27,7 +26,7 @@ from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.known_arrays import KnownArrays
-from halox.values import as_int, as_list, check_bool, shown
+from halox.values import as_entries, as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,8 +99,8 @@ class FFT(Closing):
     -----
     Collective over the grid's ranks. Axes that are whole on every rank need no communication. Transposes make the other
     axes whole: one for slabs, two for pencils, three for blocks. `repr` names another ``proc_shape`` that takes fewer.
-    So does a warning, once and on rank 0, if the grid has no halo and halox has chosen its division. The first call of
-    a direction with fields of a dtype and component shape makes work arrays and plans, which are kept.
+    The first call of a direction with fields of a dtype and component shape makes work arrays and plans, which are
+    kept.
 
     Examples
     --------
@@ -332,7 +331,6 @@ class FFT(Closing):
             procs = best[0].parts
             base = self._new_grid(shape, halo=0, periodic=True, proc_shape=procs)
         stages = find_stages(shape, modes, base.proc_shape, self.axes, half)
-        self._warn(len(stages) - 1)
         fine = tuple(
             padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
         )
@@ -359,20 +357,6 @@ class FFT(Closing):
             placement=spectral.placement,
         )
         return Schedule(divided, half, self.norm, shape, fine)
-
-    def _warn(self, transposes: int) -> None:
-        """Warn once, on rank 0, if the grid is divided by default though it has no halo to exchange."""
-        base, options = self._base, self._base.domain.options
-        is_chosen = isinstance(options["comm"], self._world.mpi.Cartcomm) or any(
-            options[name] is not None for name in ("proc_shape", "blocks")
-        )
-        if base.rank or np.any(base.halo) or is_chosen or base in self._grids:
-            return
-        if advice := self._advice(transposes):
-            _warn_once(
-                f"this FFT takes {transposes} transpose(s) on proc_shape={base.proc_shape}{advice}; make a grid with "
-                f"that proc_shape, or halox.FFT({base.grid_shape}), which makes it"
-            )
 
     def _advice(self, transposes: int) -> str:
         """Return the process grid that takes fewer transposes, if there is one."""
@@ -470,38 +454,24 @@ class FFT(Closing):
         return call, pipeline
 
 
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=6)
-
-
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:
     """Return axes as a tuple; raise `DecompositionError` for an invalid or repeated axis."""
-    if axes is None:
-        return tuple(range(ndim))
-    single = as_int(axes)
-    entries = [single] if single is not None else [as_int(axis) for axis in as_list(axes) or ()]
-    numbers = tuple(axis + ndim if axis < 0 else axis for axis in entries if axis is not None)
-    if (
-        not entries
-        or len(numbers) != len(entries)
-        or len(set(numbers)) != len(numbers)
-        or not all(0 <= axis < ndim for axis in numbers)
-    ):
+    entries = range(ndim) if axes is None else as_entries(axes)
+    numbers = [as_int(axis) for axis in entries]
+    found = [axis % ndim for axis in numbers if axis is not None and -ndim <= axis < ndim]
+    if not found or len({*found}) != len(numbers):
         raise DecompositionError(
             f"axes: expected some of the grid axes 0 to {ndim - 1}, each once, got {shown(axes)}"
         )
-    return numbers
+    return tuple(found)
 
 
 def _scales(lengths: object, ndim: int) -> list[float]:
-    entries = as_list(lengths)
-    entries = [lengths] * ndim if entries is None else entries
     try:
-        numbers = [float(entry) for entry in entries]
+        numbers = np.broadcast_to(np.array(lengths, float), ndim).tolist()
     except (TypeError, ValueError, OverflowError):
         numbers = []
-    if len(numbers) != ndim or not all(math.isfinite(n) and n > 0 for n in numbers):
+    if not numbers or not all(0 < n < math.inf for n in numbers):
         raise FieldError(
             f"lengths: expected a number > 0, or one per grid axis ({ndim}), got {shown(lengths)}"
         )

@@ -27,7 +27,6 @@ from halox.plans.transpose import (
 )
 from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
-from halox.tables import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
@@ -204,22 +203,6 @@ class Transpose(Closing):
             f"<halox.Transpose {a.grid_shape} on {a.proc_shape} ranks to {b.grid_shape} on {b.proc_shape} ranks, "
             f"axes {self.axes}{', closed' if self._closed else ''}>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        head = ("", "grid shape", "process grid", "halo", "of this rank")
-        rows = [
-            (
-                name,
-                domain.grid_shape,
-                domain.decomposition.proc_shape,
-                domain.plain.spec.halo,
-                domain.rank_shape,
-            )
-            for name, domain in (("grid_a", self.domain_a), ("grid_b", self.domain_b))
-        ]
-        title = f"halox.Transpose, axes {self.axes}{' (closed)' if self._closed else ''}"
-        return html_table(title, head, rows)
 
     # Internal
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from halox.errors import DatatypeError
 from halox.packing.refine import MAX_PARTS, paired
-from halox.tables import html_facts
 from halox.values import shown
 
 if TYPE_CHECKING:
@@ -40,10 +39,6 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
-
-    def _repr_html_(self) -> str:
-        """Return the method and the reason as HTML, for notebooks."""
-        return html_facts("halox.Choice", self._asdict())
 
 
 @cache

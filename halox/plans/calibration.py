@@ -1,7 +1,7 @@
-"""The user's file of measured path constants, and the agreement of all ranks on them.
+"""The user's files of measured path constants, and the agreement of all ranks on them.
 
-``halox tune`` writes the file, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each `Fingerprint`
-of a set-up. A new driver or another MPI makes another entry, so that halox never uses stale constants.
+``halox tune`` writes a file for each `Fingerprint` of a set-up, below ``XDG_CACHE_HOME`` (``~/.cache`` by default). A
+new driver or another MPI has no file, so that halox never uses stale constants.
 """
 
 from __future__ import annotations
@@ -9,29 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from halox.errors import HaloxError
 from halox.plans.costs import Costs
 from halox.runtime.context import Context
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
-
-Entry: TypeAlias = dict[str, Any]
-"""Constants of one set-up in the file, with its fingerprint."""
-
-FORMAT = 1
-"""Format of the file; files of another format are ignored."""
+from halox.values import shortened
 
 NO_GPU = "none"
 
-_MOST_REASON_LENGTH = 1000
-_REMEDY = "run `halox tune` again"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
@@ -46,13 +38,14 @@ class Fingerprint:
     mpi: str  # name and version, from the MPI library
 
 
-def tuning_file() -> Path:
-    """Return the path of the file with the user's constants."""
+def tuning_file(fingerprint: Fingerprint) -> Path:
+    """Return the path of the file with the user's constants for a set-up."""
+    name = f"tuning-{sha256(repr(fingerprint).encode()).hexdigest()[:16]}.json"
     folder = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # The XDG specification says to ignore a relative path.
         cache = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
-        return cache / "halox" / "tuning.json"
+        return cache / "halox" / name
     except RuntimeError as error:  # there is no home directory
         raise HaloxError(
             f"there is no place for a tuning file ({error}); set XDG_CACHE_HOME to a folder"
@@ -103,117 +96,43 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     return costs or Costs.default()
 
 
-def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
-    """Return the user's constants for a set-up, None if there are no such constants.
-
-    Local; never raises. Warns if the file exists but cannot be used: it is corrupt, has another format, or has entries
-    of other set-ups only.
-    """
+def load(fingerprint: Fingerprint) -> Costs | None:
+    """Return the user's constants for a set-up, None if there are none; warns if the file cannot be used. Local."""
+    path: Path | None = None
     try:
-        path = path or tuning_file()
-        return _find(fingerprint, json.loads(path.read_text(encoding="utf-8")))
+        path = tuning_file(fingerprint)
+        costs = Costs.from_dict(json.loads(path.read_text(encoding="utf-8"))["costs"])
+        # The file lacks protocols that could not be measured.
+        return Costs.default().updated(costs.protocols, costs.origin)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        _warn(path, f"it cannot be read ({error})")
-    except (ValueError, RecursionError) as error:
-        _warn(path, f"it is corrupt: {error}")
-    except HaloxError as error:
+    except (HaloxError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         if path is not None:
-            _warn(path, str(error))
+            warnings.warn(
+                f"the tuning file {path} is ignored, and paths are chosen by shipped constants: "
+                f"{shortened(' '.join(str(error).split()))}; run `halox tune` again, or delete the file",
+                stacklevel=2,
+            )
     return None
 
 
-def _find(fingerprint: Fingerprint, contents: object) -> Costs | None:
-    """Return the constants of a set-up from a file's contents, None if the file has no entries.
-
-    Raises `HaloxError` if there are only entries of other set-ups.
-    """
-    entries = _entries(contents)
-    for entry in entries:
-        if entry.get("fingerprint") == asdict(fingerprint):
-            try:
-                costs = Costs.from_dict(entry.get("costs"))
-            except HaloxError as error:
-                raise HaloxError(f"it is corrupt: {error}") from error
-            # The file lacks protocols that could not be measured.
-            return Costs.default().updated(costs.protocols, costs.origin)
-    if entries:
-        raise HaloxError(_other_machine(fingerprint, entries))
-    return None
-
-
-def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Path:
-    """Write the constants of a set-up, in place of earlier constants of the same set-up.
-
-    Local. Entries of other set-ups are kept, unless the file is corrupt or has another format. Readers see the old file
-    or the new file, never half of a file.
-    """
-    path = path or tuning_file()
+def save(fingerprint: Fingerprint, costs: Costs) -> Path:
+    """Write the constants of a set-up, at once for readers, and return the path of their file. Local."""
+    path = tuning_file(fingerprint)
+    contents = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
+    unfinished = path.with_suffix(f".{os.getpid()}")
     try:
-        entries = _entries(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, HaloxError):
-        entries = []
-    others = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
-    entry = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
-    try:
-        _replace(path, json.dumps({"format": FORMAT, "entries": [*others, entry]}, indent=1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(contents, indent=1), encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
         raise HaloxError(
             f"the constants cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder "
             "that can be written to"
         ) from error
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _entries(contents: object) -> list[Entry]:
-    if not isinstance(contents, dict) or "format" not in contents:
-        raise HaloxError("it is corrupt: no format is named in it")
-    if contents["format"] != FORMAT:
-        raise HaloxError(f"it is of format {contents['format']!r}, and this halox reads {FORMAT}")
-    entries = contents.get("entries")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise HaloxError("it is corrupt: it holds no list of entries")
-    return entries
-
-
-def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
-    """Return the error text that names the differences to the most similar set-up in the file."""
-
-    def differences(entry: Entry) -> list[str]:
-        there = entry.get("fingerprint")
-        known = there if isinstance(there, dict) else {}
-        return [
-            f"{part.name} {known.get(part.name)!r} instead of {getattr(wanted, part.name)!r}"
-            for part in fields(Fingerprint)
-            if known.get(part.name) != getattr(wanted, part.name)
-        ]
-
-    nearest = min(map(differences, entries), key=len)
-    return f"it was measured on another machine or set-up ({'; '.join(nearest)})"
-
-
-def _warn(path: Path | None, why: str) -> None:
-    reason = " ".join(why.split())  # on one line, for any contents of the file
-    reason = reason if len(reason) <= _MOST_REASON_LENGTH else f"{reason[:_MOST_REASON_LENGTH]} ..."
-    warnings.warn(
-        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {reason}; "
-        f"{_REMEDY}, or delete the file",
-        stacklevel=3,
-    )
 
 
 def _gpu(device: int | None) -> tuple[str, str, int]:

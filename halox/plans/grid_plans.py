@@ -92,7 +92,7 @@ class GridPlans:
         axes: object,
     ) -> Plan:
         """Make the plan of `halox.Grid.plan`."""
-        from halox.plans.loops import Loops, UnchangedCheck, check_options, check_same_arrays
+        from halox.plans.loops import Loops, check_options, check_same_arrays
 
         domain = self._domain
         self._world.begin("plan")
@@ -108,11 +108,6 @@ class GridPlans:
             return known or self.add(
                 operation, others, corners, kind, path=path, axes=axes, check=is_same
             )
-
-        if self._world.debug and all(isinstance(field, domain.xp.ndarray) for field in fields):
-            pairs = zip(fields, read, strict=True)
-            interiors = [field[layout.interior] for field, (_, layout) in pairs]
-            runner.begin_with(UnchangedCheck(interiors, domain.device_id))
 
         def stores(*given: object) -> StoreChannel:
             from halox.paths.peer.stores import make_stores

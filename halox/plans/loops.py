@@ -1,16 +1,14 @@
-"""Loops over the regions of a plan's fields during and after exchanges, and checks of the exchanged arrays."""
+"""Loops over the regions of a plan's fields during and after exchanges."""
 
 from __future__ import annotations
 
-import warnings
-import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.plans.overlap import DeviceOverlap, Mode, Overlap
-from halox.plans.regions import Cells, check_every, deep_regions, extra_work
+from halox.plans.regions import Cells, check_every, deep_regions
 from halox.plans.runner import Bound, Runner
 from halox.runtime.arrays import Described
 from halox.values import as_int, shown
@@ -86,30 +84,12 @@ class Loops:
             )
         return number
 
-    def notes(self, exchange_us: float | None) -> tuple[str, ...]:
-        """Return sentences about the loops for a report; ``exchange_us`` is its measured time."""
-        notes = [
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences about the loops for a report."""
+        return tuple(
             f"overlap of field {field}, width {'of the halo' if width is None else width}: {overlap}"
             for (width, field), overlap in self._overlaps.items()
-        ]
-        layout, every = self._layouts[0], self._every
-        if every > 1:
-            more, saved = extra_work(layout, every, every), every - 1
-            note = (
-                f"every={every}: {every} steps save {saved} exchange(s) and do the work of {more:.2f} more steps; this "
-                f"pays if an exchange takes over {more / saved:.1%} of a step"
-            )
-            if exchange_us and more:
-                note += f", here if a step takes less than {exchange_us * saved / more:,.1f} us"
-            notes.append(note)
-        elif exchange_us and extra_work(layout, 2):
-            limits = [(k, exchange_us * (k - 1) / extra_work(layout, k)) for k in (2, 3, 4)]
-            pays = ", ".join(f"{us:,.1f} us (every={k})" for k, us in limits)
-            notes.append(
-                f"deep halos: if exchanges of halos {limits[0][0]} to {limits[-1][0]} times as wide take "
-                f"{exchange_us:,.1f} us, too, they pay for steps of less than {pays}"
-            )
-        return tuple(notes)
+        )
 
 
 def check_options(every: object, overlap: object, read: Read, corners: bool) -> int:
@@ -131,40 +111,6 @@ def check_same_arrays(own: Read, read: Read, _: bool = True) -> int:
             f"{'; '.join(given)}; give such arrays, or make another plan by grid.plan"
         )
     return 1
-
-
-class UnchangedCheck:
-    """Warns once if a plan exchanges arrays whose cells are the same as in its last exchange.
-
-    This happens if names of arrays were swapped: the plan still exchanges the arrays with which it was made.
-    """
-
-    def __init__(self, cells: Sequence[Any], device: int | None) -> None:
-        self._cells, self._device = cells, device
-        self._sums: list[int] = []
-
-    def __call__(self) -> None:
-        """Compare checksums of the cells, on a GPU of copies on the host; does nothing in a capture."""
-        if not self._cells or _is_captured(self._device):
-            return
-        on_host = [part if self._device is None else part.get() for part in self._cells]
-        before, self._sums = self._sums, [zlib.crc32(part.tobytes()) for part in on_host]
-        if self._sums == before:
-            self._cells = ()
-            warnings.warn(
-                "a plan exchanges arrays whose cells are the same as in its last exchange; if names of arrays were "
-                "swapped, give the plan the present array: plan(u), plan.overlap(u) or plan.steps(u)",
-                stacklevel=4,
-            )
-
-
-def _is_captured(device: int | None) -> bool:
-    """Whether the current stream of a GPU is being captured; False for the host."""
-    if device is None:
-        return False
-    from halox.runtime.gpu.streams import is_capturing
-
-    return is_capturing(None)
 
 
 def _steps(described: Described) -> tuple[int, ...]:

@@ -135,8 +135,7 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
     rows = [Row.of(m, build.routes[m.key][0]) for m in build.whole.messages]
     operation = drafted.title or ("exchange" if drafted.operation == "copy" else "accumulation")
     names = drafted.names or tuple(map(str, drafted.described))
-    notes = [note for walls in drafted.walls for note in walls.notes()]
-    return Report(rank, operation, names, tuple(rows), tuple(notes))
+    return Report(rank, operation, names, tuple(rows))
 
 
 def _choose_routes(

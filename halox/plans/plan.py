@@ -232,14 +232,11 @@ class Plan(Unique):
         Notes
         -----
         Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
-        `overlap` after its first call. After `measure`, a note says for which steps deep halos pay; see `steps`.
+        `overlap` after its first call.
         """
         report = self._runner.report
-        us = {(row.path, row.protocol): row.measured_us or 0.0 for row in report.rows}
-        notes = () if self._loops is None else self._loops.notes(sum(us.values()))
-        if not notes:
-            return report
-        return replace(report, notes=(*report.notes, *notes))
+        notes = () if self._loops is None else self._loops.notes()
+        return replace(report, notes=notes)
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.
@@ -298,7 +295,3 @@ class Plan(Unique):
             f"{f' and {more} more' if more > 0 else ''}, {self.messages_sent} message(s) of {self.bytes_sent} bytes to "
             f"other ranks{', ' if state else ''}{state}>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook."""
-        return self.explain()._repr_html_()

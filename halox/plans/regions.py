@@ -193,22 +193,6 @@ def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:
     return tuple(regions)
 
 
-def extra_work(layout: FieldLayout, every: int, parts: int = 1) -> float:
-    """Return the work in halos during ``every`` steps after an exchange, as a number of steps.
-
-    A step reads one of ``parts`` parts of the field's halo on each side.
-    """
-    total = 0.0
-    for step in range(every):
-        size = 1.0
-        per_axis = zip(_owned(layout), _open_sides(layout), layout.spec.halo, strict=True)
-        for (first, stop), sides, halo in per_axis:
-            rims = [n // parts for is_open, n in zip(sides, halo, strict=True) if is_open]
-            size *= 1 + step * sum(rims) / (stop - first)
-        total += size - 1
-    return total
-
-
 def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) -> int:
     """Return the number of steps between exchanges; raise `FieldError` if the fields' halos do not allow it."""
     steps = as_int(every)

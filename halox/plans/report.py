@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from halox.paths.base import Key, Route
 from halox.paths.messages import Message
-from halox.tables import html_table, text_table
+from halox.tables import text_table
 
 _HEAD = (
     *("peer", "direction", "bytes", "types", "blocks", "block bytes", "path"),
@@ -102,7 +102,7 @@ class Report:
     rows : tuple of Row
         One for each message.
     notes : tuple of str
-        Sentences about the halo beyond walls, and about loops; see `Plan.overlap` and `Plan.steps`.
+        Sentences about loops; see `Plan.overlap`.
     """
 
     rank: int
@@ -146,10 +146,6 @@ class Report:
     def __repr__(self) -> str:
         """Return the table, as ``print`` shows it."""
         return str(self)
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return html_table("\n".join([self._title, *self.notes]), _HEAD, self._lines())
 
     def __str__(self) -> str:
         """Return a table with one line per message."""

@@ -161,11 +161,6 @@ class Runner:
         """Run other steps, as the plan runs its own."""
         self.run(bound, _Phase(READY, READY, (), tuple(steps), misuse))
 
-    def begin_with(self, step: Step) -> None:
-        """Run a step at the start of each exchange."""
-        for phase in self._phases[:-1]:
-            phase.steps = (step, *phase.steps)
-
     def add(self, channel: Channel) -> None:
         """Check another channel before each exchange, and close it with the plan."""
         self._channels.append(channel)

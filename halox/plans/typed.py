@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from halox.datatypes import as_datatype, from_mpi
-from halox.datatypes.layout import Layout
 from halox.errors import DatatypeError, FieldError, MismatchError
 from halox.paths.messages import Direction, Message, Part, fuse
 from halox.plans.draft import Draft
 from halox.plans.making import make_plan
 from halox.plans.plan import Plan
-from halox.runtime.arrays import Described, check_no_gaps, describe, share_memory
+from halox.runtime.arrays import Described, check_no_gaps, describe
 from halox.runtime.call_guard import Closing, short_errors
 from halox.runtime.context import Context
 from halox.runtime.world import World
@@ -28,10 +25,6 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
-
-_MOST_WORK, _BLOCKS = 1 << 14, 1 << 8
-"""Limits of the check for shared bytes: the most pairs of messages that it compares, and the number of irregular blocks
-that counts as one pair. The check takes a tenth of a second at most."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +87,8 @@ class Exchange(Closing):
     MismatchError
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
-        On all ranks, if a datatype accesses bytes outside its array, if an array is unsuitable or a view with memory
-        between its elements, or if a receive writes bytes of another receive or of a send.
+        On all ranks, if a datatype accesses bytes outside its array, or if an array is unsuitable or a view with memory
+        between its elements.
     PathError
         On all ranks, if the requested path cannot be taken; the text gives the reason.
 
@@ -103,7 +96,7 @@ class Exchange(Closing):
     -----
     The constructor and `close` are collective over ``comm``. Call the exchange, or `start` and `finish` it, on all
     ranks. Streams and CUDA graphs: see `Plan`. The arrays of one rank are all NumPy arrays or all on one GPU; different
-    ranks may differ in this.
+    ranks may differ in this. As in MPI, no receive may write bytes of another receive or of a send.
 
     Examples
     --------
@@ -177,10 +170,6 @@ class Exchange(Closing):
         """Return the arrays, message counts and state of the exchange."""
         return repr(self._plan).replace("halox.Plan", "halox.Exchange", 1)
 
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook."""
-        return self._plan._repr_html_()
-
 
 def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     """Return the listed messages as a tuple; raises `FieldError` unless all are of one kind."""
@@ -193,70 +182,9 @@ def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     return tuple(items)
 
 
-class _Access(NamedTuple):
-    """A message's access to memory, from the address ``low`` up to ``high``."""
-
-    low: int
-    high: int
-    origin: int  # address from which the layout counts offsets
-    layout: Layout
-    name: str
-    is_written: bool
-
-    def overlaps(self, other: _Access) -> bool:
-        """Whether both messages access some byte; False where the answer would take too long."""
-        one, two = self.layout.strided, other.layout.strided
-        if one is not None and two is not None:
-            regions = (
-                Described(
-                    access.origin + blocks.offset,
-                    (*blocks.counts, blocks.block_bytes),
-                    (*blocks.strides, 1),
-                    np.dtype(np.uint8),
-                    None,
-                    True,
-                )
-                for access, blocks in ((self, one), (other, two))
-            )
-            return share_memory(*regions, unsure=False)
-        mine = self.layout.block_list()
-        theirs = other.layout.block_list().shifted(other.origin - self.origin)
-        order = np.argsort(mine.offsets)
-        # Sort my blocks by their starts, and take the running maximum of their ends. Of my blocks that start before
-        # the end of a block of ``other``, the greatest end says whether any of them overlaps it.
-        ends = np.maximum.accumulate((mine.offsets + mine.lengths)[order])
-        count = np.searchsorted(mine.offsets[order], theirs.offsets + theirs.lengths)
-        return bool(((count > 0) & (ends[count - 1] > theirs.offsets)).any())
-
-
-def _check_apart(accesses: Sequence[_Access]) -> None:
-    """Raise `FieldError` if a receive writes bytes of another message: the result would depend on their order."""
-    work, reads, writes = 0, list[_Access](), list[_Access]()
-    for access in sorted(accesses, key=lambda access: access.low):
-        others = writes = [other for other in writes if other.high > access.low]
-        if access.is_written:
-            reads = [other for other in reads if other.high > access.low]
-            others = writes + reads
-        work += len(others)
-        for other in others:
-            if access.layout.strided is None or other.layout.strided is None:
-                work += (access.layout.most_blocks + other.layout.most_blocks) // _BLOCKS
-            if work > _MOST_WORK:
-                return
-            if access.overlaps(other):
-                first, second = sorted((access, other), key=lambda one: not one.is_written)
-                raise FieldError(
-                    f"{first.name} writes bytes that {second.name} {'writes' if second.is_written else 'reads'} as "
-                    "well, so that the result would depend on their order; give each of them memory of its own, or "
-                    "exchange one after the other"
-                )
-        (writes if access.is_written else reads).append(access)
-
-
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], world: World) -> Draft:
     mpi, size = world.mpi, world.size
     known: dict[int, tuple[int, object, Described]] = {}
-    accesses: list[_Access] = []
 
     def part(item: Send | Recv, name: str) -> Part:
         array = item.array
@@ -273,10 +201,6 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], world: World) ->
             raise DatatypeError(f"{name}.datatype: {error}") from error
         form = described.shape, described.strides, described.dtype.itemsize
         check_no_gaps(f"{name}.array", *form)
-        low, high = (described.pointer + reach for reach in datatype.reach(count))
-        if low < high:
-            layout, is_written = datatype.items(count), isinstance(item, Recv)
-            accesses.append(_Access(low, high, described.pointer, layout, name, is_written))
         return Part(number, datatype, count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
@@ -297,7 +221,6 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], world: World) ->
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
-    _check_apart(accesses)
     arrays = tuple(array for _, array, _ in known.values())
     described = tuple(one for *_, one in known.values())
     devices = {array.device for array in described} - {None}

@@ -61,15 +61,6 @@ class FieldWalls:
     walls: Walls
     is_whole: bool = True  # not only the cells of one parity
 
-    def notes(self) -> list[str]:
-        """Return a sentence for each wall and boundary, for a report."""
-        fills = [fill.along for fill in self.walls.fills()]
-        sides = dict.fromkeys((one.axis, one.side, str(one.boundary)) for one in fills)
-        return [
-            f"wall of field {self.number}: the halo beyond the {side} side of axis {axis} has the boundary {boundary}"
-            for axis, side, boundary in sides
-        ]
-
     def indices(self, xp: ModuleType, fill: WallFill) -> tuple[Any, ...]:
         """Return the global indices of the cells that a fill writes, one array per grid axis; periodic axes wrap."""
         first = fill.along.array_axis - fill.along.axis

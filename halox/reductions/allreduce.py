@@ -25,7 +25,6 @@ from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
-from halox.tables import html_facts
 from halox.values import LARGEST, as_entries, as_int, check_bool, shortened, shown
 
 if TYPE_CHECKING:
@@ -295,19 +294,6 @@ class Allreduce(Closing):
             f"<halox.Allreduce {self.op} of shape {self.shape} of {self.dtype} over {self._world.size} rank(s), "
             f"{self.algorithm} on {self.device}{', closed' if self._world.closed else ''}>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook: operation, algorithm, and reasons against other algorithms."""
-        facts = {
-            "operation": self.op,
-            "array": f"shape {self.shape} of {self.dtype}",
-            "ranks": self._world.size,
-            "reproducible": self.reproducible or None,
-            "algorithm": f"{self.algorithm} on {self.device}",
-            "may be captured": self.captures if self.device == "gpu" else None,
-            **{f"not {name}": reason for name, reason in self.reasons.items()},
-        }
-        return html_facts(f"halox.Allreduce{' (closed)' if self._world.closed else ''}", facts)
 
 
 def _shape(shape: object) -> tuple[int, ...]:

@@ -285,8 +285,8 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
     return -low, sum(reaches) - low + itemsize
 
 
-def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
-    """Return whether two arrays share any byte of their elements; return ``unsure`` if this is too hard to decide.
+def share_memory(a: Described, b: Described) -> bool:
+    """Return whether two arrays share any byte of their elements, or may do so if this is too hard to decide.
 
     Uses addresses only, so arrays on a GPU are accepted.
     """
@@ -300,7 +300,7 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
     try:
         return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
     except (np.exceptions.TooHardError, OverflowError):
-        return unsure
+        return True
 
 
 def sharing(arrays: Sequence[Described]) -> tuple[int, int] | None:

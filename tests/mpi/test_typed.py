@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -11,7 +9,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import FieldError, MismatchError
+from halox.errors import MismatchError
 from tests.mpi.conftest import mapped_bytes
 from tests.support import trials
 
@@ -55,34 +53,6 @@ def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm)
             exchange()
             assert np.array_equal(target, wanted)
             comm.Barrier()
-
-
-def touched(array: np.ndarray, datatype: dt.Datatype) -> set[int]:
-    """Return the addresses of the bytes that a message touches."""
-    blocks, at = datatype.blocks(), array.ctypes.data
-    pairs = zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True)
-    return {at + offset + byte for offset, length in pairs for byte in range(length)}
-
-
-@pytest.mark.parametrize("seed", range(trials(100)))
-def test_messages_with_bytes_in_common(seed: int, comm: MPI.Intracomm) -> None:
-    """Messages that share bytes are refused on all ranks, also if only rank 0 has them; sends may share bytes."""
-    rng = np.random.default_rng(seed)
-    memory, sends, receives, on_first = np.zeros(600), [], [], []
-    for tag in range(3):
-        datatype = TYPES[rng.choice(list(TYPES))]
-        mine = memory[rng.integers(0, 200) :][:300] if comm.rank == 0 else np.zeros(300)
-        arrays, is_receive = [np.zeros(300), mine], bool(rng.integers(0, 2))
-        source, target = arrays if is_receive else arrays[::-1]
-        sends.append(Send(source, datatype, comm.rank, tag=tag))
-        receives.append(Recv(target, datatype, comm.rank, tag=tag))
-        on_first.append((is_receive, touched(mine, datatype)))
-    common = any((p or q) and x & y for (p, x), (q, y) in combinations(on_first, 2))
-    if comm.bcast(common):
-        with pytest.raises(FieldError):
-            Exchange(sends, receives, comm=comm)
-    else:
-        Exchange(sends, receives, comm=comm).close()
 
 
 @pytest.mark.ranks(1, 2, 3, 4)

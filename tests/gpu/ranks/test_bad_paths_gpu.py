@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +12,6 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import DeviceError, HaloxError, MismatchError, PathError
-from halox.plans import calibration
-from halox.plans.calibration import Fingerprint
-from halox.plans.costs import Costs
 from tests.gpu.ranks.paths import WAYS, along, why_not
 from tests.limits import fill_shared_memory
 from tests.mpi import ways
@@ -223,48 +217,6 @@ def test_a_grid_on_the_host(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
         refused(comm, PathError, text, lambda: grid.exchange(u))
         monkeypatch.delenv("HALOX_PATH")
         check_works(grid, comm)
-
-
-# The tuning file
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The path of this rank's tuning file, in a temporary cache folder; the file does not exist yet."""
-    with tempfile.TemporaryDirectory() as name:
-        monkeypatch.setenv("XDG_CACHE_HOME", name)
-        path = calibration.tuning_file()
-        path.parent.mkdir(parents=True)
-        yield path
-
-
-BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "is no JSON": (lambda path: path.write_text('{"format": 1, '), "corrupt"),
-    "is of bytes": (lambda path: path.write_bytes(b"\xff\xfe\x00\x80" * 9), "corrupt"),
-    "is of another format": (lambda path: path.write_text('{"format": 77}'), "format 77"),
-    "is of another machine": (
-        lambda path: calibration.save(
-            Fingerprint("Tesla K20", "319", "none", "LAM"), Costs.default(), path
-        ),
-        "another machine",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", BAD_FILES)
-def test_a_tuning_file_that(what: str, cache: Path, comm: MPI.Intracomm) -> None:
-    """One rank warns once, and halox uses the shipped constants."""
-    spoil, text = BAD_FILES[what]
-    spoil(cache)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with gpu_grid(comm) as grid:
-            check_works(grid, comm)
-            check_works(grid, comm)
-    said = [str(w.message) for w in caught if "tuning file" in str(w.message)]
-    everywhere = comm.allgather(len(said))
-    assert everywhere == [1] + [0] * (comm.size - 1), everywhere
-    assert all(text in line and "ignored" in line for line in said), said
 
 
 # Memory

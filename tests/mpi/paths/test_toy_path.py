@@ -138,7 +138,7 @@ def test_it_is_tuned(
             figures["gpu"], figures["driver"], figures["topology"], figures["mpi"]
         )
         costs = load(fingerprint)
-        assert costs is not None and tuning_file().exists()
+        assert costs is not None and tuning_file(fingerprint).exists()
         assert not Costs.default().knows("toy", "bytes") and costs.knows("toy", "bytes")
         assert (
             0

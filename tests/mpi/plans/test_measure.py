@@ -148,7 +148,7 @@ def test_a_bad_file_warns_on_rank_0_only_and_can_be_made_an_error_of_all(
     comm: MPI.Intracomm, folder: Path
 ) -> None:
     (folder / "halox").mkdir()
-    calibration.tuning_file().write_text("not JSON")
+    calibration.tuning_file(HERE).write_text("not JSON")
     world = World(comm)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from halox.cli import links, tune
-from halox.cli.probing import Point, Sample, campaign, error_of, tuned_protocols
+from halox.cli.probing import Point, Sample, campaign, tuned_protocols
 from halox.errors import HaloxError, PathError
 from halox.paths.costs import ProtocolCost
 from halox.plans import calibration
@@ -43,8 +43,8 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def test_a_campaign_finds_the_machine() -> None:
     before = Costs.default()
-    found = campaign(synthetic, ON_GPUS, before, quiet, lambda: False)
-    assert not found.cut_short and set(found.refused) == {"peer/direct", "cuda_aware/mpi"}
+    found = campaign(synthetic, ON_GPUS, before, quiet)
+    assert set(found.refused) == {"peer/direct", "cuda_aware/mpi"}
     assert set(found.costs) == set(ON_GPUS) - set(found.refused)
     for name, cost in found.costs.items():
         wanted = MACHINE[name]
@@ -63,25 +63,11 @@ def test_noise_and_an_outlier_change_predictions_little(seed: int) -> None:
         numbers[name] += 1
         return point, us * (20 if numbers[name] == outlier + 1 else rng.normal(1, 0.02))
 
-    found = campaign(noisy, ON_GPUS, Costs.default(), quiet, lambda: False)
+    found = campaign(noisy, ON_GPUS, Costs.default(), quiet)
     for name, cost in found.costs.items():
-        assert error_of(cost, found.checks[name]) < 0.1
         for nbytes in (1 << 12, 1 << 17, 1 << 21):
             for run in (8, 64, 512, 4096):
                 assert cost.us(nbytes, run) == pytest.approx(MACHINE[name].us(nbytes, run), rel=0.2)
-
-
-def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
-    calls = [0]
-
-    def time_is_up() -> bool:
-        calls[0] += 1
-        return calls[0] > 3
-
-    found = campaign(synthetic, ON_GPUS, Costs.default(), quiet, time_is_up)
-    measured = {*found.costs, *(n for n, why in found.refused.items() if "no " in why)}
-    assert found.cut_short and measured == set(ON_GPUS[:3])
-    assert {n for n, why in found.refused.items() if why == "time ran out"} == set(ON_GPUS[3:])
 
 
 @dataclass
@@ -111,8 +97,8 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 
 def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
-    assert figures["file"] == str(calibration.tuning_file())
     fingerprint = calibration.fingerprint_of(imagined.world, ALONE, 0)
+    assert figures["file"] == str(calibration.tuning_file(fingerprint))
     written = calibration.load(fingerprint)
     assert written is not None and "halox tune" in written.origin
     for name in ("peer/ll", "ipc/staging", "staged/shared"):
@@ -123,18 +109,19 @@ def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     assert [row["constants"] for row in rows] == ["before", "after"]
     assert rows[0]["latency_us"] == Costs.default().protocols["peer/ll"].latency_us
     assert rows[1]["latency_us"] == pytest.approx(2 * rows[0]["latency_us"], rel=0.01)
-    assert rows[0]["off_%"] > 40 and rows[1]["off_%"] < 1
     assert not [row for row in figures["rows"] if row["protocol"] == "peer/direct"]
     assert figures["not_measured"]["cuda_aware/mpi"] == "no cuda_aware/mpi here"
     json.dumps(figures, allow_nan=False)
 
 
-def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
+def test_a_dry_run_writes_nothing(imagined: FakeProber, tmp_path: Path) -> None:
     figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=False)  # type: ignore[arg-type]
-    assert "not written" in figures["file"] and not calibration.tuning_file().exists()
+    assert "not written" in figures["file"] and not [*tmp_path.iterdir()]
 
 
-def test_nothing_measured_is_an_error_and_writes_nothing(imagined: FakeProber) -> None:
+def test_nothing_measured_is_an_error_and_writes_nothing(
+    imagined: FakeProber, tmp_path: Path
+) -> None:
     class Refusing(FakeProber):
         def __call__(self, *_: Any) -> Sample:
             raise PathError("the cable is out")
@@ -142,7 +129,7 @@ def test_nothing_measured_is_an_error_and_writes_nothing(imagined: FakeProber) -
     refusing: Any = Refusing(imagined.world)
     with pytest.raises(HaloxError, match="the cable is out"):
         tune.tuned_figures(refusing, quiet, ON_GPUS, write=True)
-    assert not calibration.tuning_file().exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_info_paths() -> None:

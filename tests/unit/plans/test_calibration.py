@@ -1,9 +1,10 @@
-"""The tuning file: its location, atomic writes, and one warning when it is ignored."""
+"""The tuning file: its location, and one warning when it is ignored."""
 
 from __future__ import annotations
 
+import json
 import os
-import threading
+import resource
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halox.errors import HaloxError
 from halox.paths.costs import ProtocolCost
 from halox.plans.calibration import Fingerprint, describe_topology, load, save, tuning_file
 from halox.plans.costs import Costs
@@ -33,53 +35,64 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tuning_file() == tmp_path / "halox" / "tuning.json"
+    assert tuning_file(HERE).parent == tmp_path / "halox"
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     for nothing in ("", "relative/folder"):
         monkeypatch.setenv("XDG_CACHE_HOME", nothing)
-        assert tuning_file() == tmp_path / "me" / ".cache" / "halox" / "tuning.json"
+        assert tuning_file(HERE).parent == tmp_path / "me" / ".cache" / "halox"
 
 
-def test_what_is_saved_is_loaded_for_each_set_up(cache: Path) -> None:
+def test_constants_of_a_set_up_are_loaded_in_it_alone(cache: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load(HERE) is None, "never tuned: no file, no warning"
-        assert save(HERE, costs(1.0)) == cache / "halox" / "tuning.json"
+        assert save(HERE, costs(1.0)) == tuning_file(HERE)
         save(ELSEWHERE, costs(2.0))
         assert load(HERE) == costs(1.0)
-        save(HERE, costs(3.0))
+        save(HERE, Costs({"peer/ll": costs(3.0).protocols["peer/ll"]}, "measured"))
         assert load(HERE) == costs(3.0) and load(ELSEWHERE) == costs(2.0)
-    assert os.listdir(cache / "halox") == ["tuning.json"]
+        assert load(replace(HERE, mpi="another")) is None
+    assert len(os.listdir(cache / "halox")) == 2
 
 
-@pytest.mark.parametrize("part", ["gpu", "driver", "topology", "mpi"])
-def test_another_machine_s_file_is_ignored_with_one_warning(part: str) -> None:
-    save(replace(HERE, **{part: "another"}), costs(1.0))
-    save(Fingerprint("x", "y", "z", "w"), costs(2.0))
-    with pytest.warns(UserWarning, match=f"{part} 'another'") as caught:
+SPOILED = {
+    "a folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: os.symlink(path, path),
+    "no JSON": lambda path: path.write_text('{"costs": '),
+    "bytes": lambda path: path.write_bytes(b"\xff\xfe\x00\x80"),
+    "brackets": lambda path: path.write_text("[" * 100_000),
+    "an integer that Python does not read": lambda path: path.write_text("9" * 5000),
+    "a list": lambda path: path.write_text("[]"),
+    "negative constants": lambda path: path.write_text(
+        json.dumps({"costs": costs(1.0).to_dict()}).replace("1.0", "-1.0")
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_a_spoiled_file_is_ignored_with_a_warning(spoil: Any, cache: Path) -> None:
+    path = tuning_file(HERE)
+    path.parent.mkdir()
+    spoil(path)
+    with pytest.warns(UserWarning, match="is ignored, and paths are chosen by shipped") as caught:
         assert load(HERE) is None
-    assert len(caught) == 1
+    (said,) = (str(warning.message) for warning in caught)
+    assert str(path) in said and "run `halox tune` again" in said and "\n" not in said
+    if not path.is_dir():
+        save(HERE, costs(1.0))
+        assert load(HERE) == costs(1.0)
 
 
-def test_readers_never_see_half_a_file() -> None:
+def test_a_file_that_finds_no_room_leaves_the_old_one(cache: Path) -> None:
     save(HERE, costs(1.0))
-    stop, found = threading.Event(), []
-
-    def read() -> None:
-        while True:
-            found.append(load(HERE))
-            if stop.is_set():
-                return
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reader = threading.Thread(target=read)
-        reader.start()
-        for number in range(15):
-            save(HERE, costs(float(number)))
-        stop.set()
-        reader.join()
-    assert found and None not in found
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(HaloxError, match=r"cannot be written.*XDG_CACHE_HOME"):
+            save(HERE, costs(2.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(os.listdir(cache / "halox")) == 1 and load(HERE) == costs(1.0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,11 @@ from hypothesis import strategies as st
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_halo
 from halox.decomposition.field_regions import exchange_regions
 from halox.errors import FieldError
-from halox.plans.loops import Loops
 from halox.plans.regions import (
     Cells,
-    extra_work,
     overlap_regions,
     owned_cells,
 )
-from halox.runtime.arrays import describe
 from tests.oracle import Case
 from tests.strategies import cells, checkerboards, folds
 from tests.support import trials
@@ -126,24 +122,3 @@ def test_shifts_out_of_the_array_are_refused() -> None:
     for wrong in ((1,), (1, 0, 0), (0.5, 0), ("a", 1)):
         with pytest.raises(FieldError):
             rim.shifted(*wrong)  # type: ignore[arg-type]
-
-
-def test_steps_for_which_deep_halos_pay() -> None:
-    """An exchange of 100 us; blocks of 6 x 8 cells with neighbours along both axes, and with walls on one side."""
-    domain = decompose((12, 8), 2, halo=1, periodic=(False, True), proc_shape=(2, 1))
-    layout = FieldLayout(domain, 0, FieldSpec(((1, 1),) * 2))
-    limits = []
-    for every in (2, 3, 4):
-        computed = sum((6 + step) * (8 + 2 * step) for step in range(every))
-        saved, more = 100 * (every - 1), Fraction(computed, 6 * 8) - every
-        limits.append(f"{float(saved / more):,.1f} us (every={every})")
-        assert extra_work(layout, every) == pytest.approx(float(more))
-    read = [(describe(np.zeros(layout.padded_shape)), layout)]
-
-    def find(_: tuple[object, ...]) -> Any:
-        raise AssertionError
-
-    loops = Loops(read, 1, "auto", find)
-    (note,) = loops.notes(100.0)
-    assert note.endswith("they pay for steps of less than " + ", ".join(limits))
-    assert loops.notes(0.0) == ()
