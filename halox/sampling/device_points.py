@@ -33,12 +33,12 @@ class PointTables(NamedTuple):
 
 def byte_places(layout: FieldLayout, dtype: DType, strides: tuple[int, ...]) -> tuple[Array, Array]:
     """Return a field's strides along the grid axes, and the places of a cell's numbers: of all components and parts."""
-    first, ndim = len(layout.spec.components_before), layout.spec.ndim
-    across = strides[:first] + strides[first + ndim :]
-    extents = layout.spec.components_before + layout.spec.components_after
+    spec, along = layout.spec, layout.spec.grid_slice
+    across = strides[: along.start] + strides[along.stop :]
+    extents = spec.components_before + spec.components_after
     components = np.tensordot(np.array(across, "i8"), np.indices(extents, "i8"), 1).reshape(-1, 1)
     parts = np.arange(0, dtype.itemsize, dtype.itemsize // (2 if dtype.kind == "c" else 1))
-    return np.array(strides[first : first + ndim], "i8"), (components + parts).reshape(-1)
+    return np.array(strides[along], "i8"), (components + parts).reshape(-1)
 
 
 def plan_points(

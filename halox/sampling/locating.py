@@ -63,9 +63,8 @@ def as_numbers(
 
 def grid_first(array: Any, layout: FieldLayout) -> Any:
     """View a field's array with the grid axes before the component axes."""
-    first, ndim = len(layout.spec.components_before), layout.spec.ndim
-    axes = [*range(array.ndim)]
-    return array.transpose(axes[first : first + ndim] + axes[:first] + axes[first + ndim :])
+    axes, along = [*range(array.ndim)], layout.spec.grid_slice
+    return array.transpose(axes[along] + axes[: along.start] + axes[along.stop :])
 
 
 def indices_of(positions: Mapping[Any, Any], labels: Labels) -> Array:
