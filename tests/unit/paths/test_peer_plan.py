@@ -17,7 +17,6 @@ from halox.paths.peer.table import (
     CHUNK_BYTES,
     DIRECT_CHUNK_BYTES,
     EPOCH_SHIFT,
-    INLINE_CHUNKS,
     LONG_CHUNK_BYTES,
     MOST_CHUNKS,
     TABLE_BYTES,
@@ -28,7 +27,6 @@ from halox.paths.peer.table import (
     Segment,
     chunk_bytes,
     in_even_chunks,
-    least_word,
     plan,
     runs,
     segment_dtype,
@@ -120,11 +118,6 @@ class TestTable:
         else:
             assert planned.table.nbytes == planned.segments.nbytes + 8 * planned.chunks
 
-    def test_many_chunks_take_turns_in_device_memory(self):
-        fewer = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
-        more = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
-        assert fewer.inline and not more.inline
-
 
 class TestChunks:
     def test_what_is_sent_comes_first(self):
@@ -135,39 +128,6 @@ class TestChunks:
         assert not of_chunks[: planned.send_chunks].any()
         assert of_chunks[planned.send_chunks :].all()
 
-    def test_segments_take_turns(self):
-        """The chunks of equally long segments alternate; the chunks of a short segment are spread over a long one."""
-        planned = plan(
-            segments_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)),
-            sms=4,
-        )
-        assert planned.order[:16].tolist() == [[segment, n] for n in range(8) for segment in (0, 1)]
-        assert planned.order[16:].tolist() == [[2, n] for n in range(8)]
-        planned = plan(segments_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
-        assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
-
-    @pytest.mark.parametrize(
-        ("sent", "taken", "order"),
-        [
-            ((Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10), [0] * 2 + [1] * 8 + [2] * 2),
-            ((Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1), [0, 1, 1, 1, 1] * 2 + [2]),
-        ],
-    )
-    def test_copies(self, sent, taken, order):
-        """They wait until all is sent, but go on beside chunks that are sent direct."""
-        planned = plan(segments_of((Kind.COPY, 80, 10), sent, taken), sms=4)
-        assert planned.segments["kind"].tolist() == [sent[0], Kind.COPY, taken[0]]
-        assert planned.order[:, 0].tolist() == order
-
-    @pytest.mark.parametrize(("tiles", "blocks"), [(300, 150), (1000, 264), (2642, 528)])
-    def test_blocks_of_wide_packets_follow_what_there_is_to_do(self, tiles, blocks):
-        words = tiles * TILE_DATA_BYTES // 8
-        planned = plan(segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
-        assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
-        assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
-        beside = min(blocks, 264)
-        assert planned.concurrent == (beside, 2 * beside)
-
     @pytest.mark.parametrize("sms", [1, 132, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
         many = segments_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
@@ -175,12 +135,6 @@ class TestChunks:
         assert 2 * planned.send_blocks == planned.blocks
         assert planned.send_blocks <= 4 * sms
         assert planned.blocks < 1 << EPOCH_SHIFT
-
-    def test_one_side_alone(self):
-        for kind, blocks in ((Kind.SEND_LL, 3), (Kind.TAKE_LL, 0)):
-            planned = plan(segments_of((kind, 300, 100)), sms=4)
-            assert (planned.send_chunks, planned.send_blocks) == (blocks, blocks)
-            assert (planned.chunks, planned.blocks) == (3, 3)
 
     def test_wide_chunks_are_whole_tiles(self):
         """Each warp of a block has one tile of a chunk, for any number of words."""
@@ -191,16 +145,6 @@ class TestChunks:
             of_a_warp = TILE_DATA_BYTES // 8
             assert set(planned.segments["chunk_words"] // of_a_warp) == {planned.threads // 32}
             assert not (planned.segments["chunk_words"] % of_a_warp).any()
-
-    def test_common_words_are_for_the_compiler(self):
-        rows = {word: StridedRow(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
-        for word, row in rows.items():
-            assert plan([Segment(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (
-                word if word > 2 else 0
-            )
-        assert plan([Segment(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
-        waiting = Segment(Kind.TAKE_DIRECT, StridedRow(0, 0, 16, ()), 0, 1)
-        assert plan([Segment(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
 
 
 class TestRuns:
@@ -213,13 +157,6 @@ class TestRuns:
                 )
                 assert [s.signature for s in sent] == [s.signature for s in received]
                 assert all(s.packed >= 0 for s in sent)
-
-    def test_signatures_tell_words_chunks_and_places_apart(self):
-        a, b = (runs_of_type(dt.contiguous(1 << 18, "c16"), max_word=w)[0] for w in (16, 8))
-        assert a.signature[:2] == b.signature[:2]
-        assert a.signature[2:] == (128, 16) and b.signature[2:] == (512, 8)
-        (short, long) = runs_of_type(dt.hindexed([8, 800], [0, 1000], "u1"))
-        assert (short.packed, long.packed) == (0, 8)
 
     def test_packed_bytes_with_gaps_are_no_run_of_the_message(self):
         """A side with six levels becomes several runs, since a row has fewer levels; some have gaps when packed."""
@@ -234,12 +171,6 @@ class TestRuns:
             dense = (np.diff(places) == 1).all()
             assert (run.packed == places[0]) if dense else (run.packed == -1)
         assert any(run.packed == -1 for run in found)
-
-    def test_least_word(self):
-        (odd,) = runs_of_type(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
-        assert (odd.packed, odd.row.word_bytes, least_word([odd])) == (-1, 0, 1)
-        assert least_word([]) == 16
-        assert least_word(runs_of_type(face(8, 0)) + runs_of_type(face(8, 0, "f4"), count=1)) == 4
 
     @pytest.mark.parametrize("most", [CHUNK_BYTES[1], LONG_CHUNK_BYTES])
     def test_chunks_are_powers_of_two_that_grow(self, most):
