@@ -263,22 +263,5 @@ def test_keys_that_a_peer_does_not_know_are_refused(wire: Any) -> None:
         peer.accept(0, exported._replace(rkeys=None))
     peer.accept(0, exported)
     assert peer.accept(0, exported._replace(rkeys=None)) == exported.rkeys
-    with pytest.raises(PathError, match="generation"):
-        peer.accept(0, exported._replace(rkeys=None, generation=99))
-
-
-def test_exports_may_be_taken_in_another_order(wire: Any) -> None:
-    """A list is dropped and mapped again. The new list may arrive before the order to drop the old one."""
-    faces = Faces(FOUR, FOUR)
-    (keys, peer), memory = faces.pair.keys, [memory_of(faces.source)]
-    former = keys.acquire(faces.blocks, 256, memory)
-    peer.accept(0, keys.export(former, 1))
-    keys.release(former)
-    keys.drop(former)
-    other = keys.export(keys.acquire(faces.blocks, 128, memory), 1)
-    again = keys.acquire(faces.blocks, 256, memory)
-    exported = keys.export(again, 1)
-    assert other.dropped and exported.rkeys is not None and exported.generation != former.generation
-    for one in (exported, other):
-        peer.accept(0, one)
-    assert peer.accept(0, keys.export(again, 1)) == exported.rkeys
+    with pytest.raises(PathError):
+        peer.accept(0, exported._replace(rkeys=None, number=99))
