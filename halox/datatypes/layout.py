@@ -170,19 +170,8 @@ class StridedBlocks(Layout):
 
     def repeated(self, count: int, stride: int) -> StridedBlocks:
         """``count`` copies, ``stride`` bytes apart, in canonical form."""
-        if count == 1 or not self.block_bytes:
-            return self
-        if count == 0:
-            return EMPTY
-        if not self.counts:
-            if stride == self.block_bytes:
-                return StridedBlocks(self.offset, (), (), count * stride)
-        elif stride == self.counts[0] * self.strides[0]:
-            counts = (count * self.counts[0], *self.counts[1:])
-            return StridedBlocks(self.offset, counts, self.strides, self.block_bytes)
-        return StridedBlocks(
-            self.offset, (count, *self.counts), (stride, *self.strides), self.block_bytes
-        )
+        counts, strides = (count, *self.counts), (stride, *self.strides)
+        return StridedBlocks.canonical(self.offset, counts, strides, self.block_bytes)
 
     def shifted(self, offset: int) -> StridedBlocks:
         if not self.block_bytes:

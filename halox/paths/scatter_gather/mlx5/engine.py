@@ -20,7 +20,6 @@ from typing import Any
 from halox.errors import DeviceError, PathError
 from halox.paths.scatter_gather.mlx5.windows import (
     ENTRIES,
-    MOST_STRIDE,
     Limits,
     Registration,
     Window,
@@ -173,17 +172,13 @@ class Mlx5Engine:
         self._unmap(key)
         qp, v = self._mapper.pair.qp, self._v
         pattern = window.repeated
-        is_strided = (
-            pattern is not None and pattern[3] > 1 and pattern[1] <= pattern[2] <= MOST_STRIDE
-        )
-        if not is_strided and window.lengths.size > ENTRIES:
+        if pattern is None and window.lengths.size > ENTRIES:
             raise PathError(
                 f"a window of {window.lengths.size} blocks does not fit into a key of {ENTRIES} entries"
             )
 
         def request() -> None:
-            if is_strided:
-                assert pattern is not None
+            if pattern is not None:
                 address, length, distance, count = pattern
                 entry = v.Mlx5MrInterleaved(
                     address, length, distance - length, int(window.lkeys[0])

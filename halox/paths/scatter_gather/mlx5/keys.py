@@ -2,12 +2,12 @@
 
 Mapping a layout to keys and sending keys to a peer cost more than a transfer, and applications use the same layouts
 repeatedly. So a list of keys, once mapped, is cached by (layout, addresses, chunk size), together with the ranks
-that have received it. A peer caches the lists that it has received by (rank, layout, addresses, chunk size). After
-Suresh et al. 2022, section IV.E.
+that have received it. A peer caches the lists that it has received by their ranks and numbers. After Suresh et al.
+2022, section IV.E.
 
 An address alone does not identify memory: freed memory may be allocated again, and an old registration then refers to
-pages that no longer exist. So registrations are tied to the object that owns the memory, and every list of keys has a
-*generation* that no other list of its process ever has.
+pages that no longer exist. So registrations are tied to the object that owns the memory, and no two lists of a process
+ever have the same number.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class KeyList:
     """Keys of the windows of one message at one end, mapped to these windows."""
 
     key: LayoutKey
-    generation: int
+    number: int
     keys: list[MemoryKey]
     registrations: tuple[Registration, ...]
     sent_to: set[int] = field(default_factory=set)  # ranks that have the keys
@@ -101,13 +101,12 @@ class Memory(NamedTuple):
 class ExportedKeys(NamedTuple):
     """A list of keys as sent to a peer; ``rkeys`` is None if the peer already has the keys.
 
-    ``dropped`` are lists for the peer to forget, with their generations.
+    ``dropped`` are numbers of lists for the peer to forget.
     """
 
-    key: LayoutKey
-    generation: int
+    number: int
     rkeys: tuple[int, ...] | None
-    dropped: tuple[tuple[LayoutKey, int], ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 class Keys:
@@ -116,10 +115,10 @@ class Keys:
     def __init__(self, engine: Mlx5Engine) -> None:
         self.engine, self.pool = engine, KeyPool(engine)
         self._registrations = Registrations(engine)
-        self._generations = count(1)
+        self._numbers = count(1)
         self._local: dict[LayoutKey, KeyList] = {}  # least recently used first
-        self._remote: dict[tuple[int, LayoutKey], ExportedKeys] = {}
-        self._dropped: dict[int, list[tuple[LayoutKey, int]]] = {}
+        self._remote: dict[tuple[int, int], tuple[int, ...]] = {}  # by rank and number
+        self._dropped: dict[int, list[int]] = {}
 
     def acquire(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
         """Reserve the keys of a message until `release`; ``memory`` has one entry for each of the message's arrays.
@@ -136,7 +135,7 @@ class Keys:
         if key_list is None:
             windows = blocks.windows(chunk_bytes, bases, registrations)
             keys = self._allocate(len(windows))
-            key_list = KeyList(key, next(self._generations), keys, registrations)
+            key_list = KeyList(key, next(self._numbers), keys, registrations)
             for one, window in zip(keys, windows, strict=True):
                 self.engine.map(one, window)
         self._local[key] = key_list
@@ -170,7 +169,7 @@ class Keys:
         """Forget a list, here and at the peers; its keys are free when no plan uses it."""
         self._local.pop(key_list.key, None)
         for rank in key_list.sent_to:
-            self._dropped.setdefault(rank, []).append((key_list.key, key_list.generation))
+            self._dropped.setdefault(rank, []).append(key_list.number)
         if not key_list.users:
             self._reclaim(key_list)
 
@@ -182,24 +181,17 @@ class Keys:
         """Export a list of keys to a peer, which must `accept` it."""
         rkeys = None if rank in key_list.sent_to else tuple([key.rkey for key in key_list.keys])
         key_list.sent_to.add(rank)
-        dropped = tuple(self._dropped.pop(rank, ()))
-        return ExportedKeys(key_list.key, key_list.generation, rkeys, dropped)
+        return ExportedKeys(key_list.number, rkeys, tuple(self._dropped.pop(rank, ())))
 
     def accept(self, rank: int, exported: ExportedKeys) -> tuple[int, ...]:
-        """Return the rkeys that a peer has exported, now or before; exports arrive in any order.
-
-        Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
-        """
-        for key, generation in exported.dropped:
-            outdated = self._remote.get((rank, key))
-            if outdated is not None and outdated.generation == generation:
-                del self._remote[rank, key]
+        """Return the rkeys that a peer has exported, now or before; raise `PathError` if they are unknown."""
+        for number in exported.dropped:
+            self._remote.pop((rank, number), None)
         if exported.rkeys is not None:
-            self._remote[rank, exported.key] = exported
-        known = self._remote.get((rank, exported.key))
-        if known is None or known.rkeys is None or known.generation != exported.generation:
+            self._remote[rank, exported.number] = exported.rkeys
+        known = self._remote.get((rank, exported.number))
+        if known is None:
             raise PathError(
-                f"rank {rank} counts on keys that are not known here (generation {exported.generation}); "
-                "make the plan anew"
+                f"rank {rank} counts on keys that are not known here; make the plan anew"
             )
-        return known.rkeys
+        return known

@@ -155,15 +155,13 @@ class Window(NamedTuple):
 
     @property
     def repeated(self) -> tuple[int, int, int, int] | None:
-        """Address, length, distance and number of blocks, for one entry; None if the blocks are not equally spaced."""
-        n = int(self.lengths.size)
-        if n == 1:
-            return int(self.addresses[0]), int(self.lengths[0]), int(self.lengths[0]), 1
+        """Address, length, distance and number of the blocks if one entry describes them all; otherwise None."""
         steps = np.diff(self.addresses)
-        is_alike = (steps == steps[0]).all() and (self.lengths == self.lengths[0]).all()
-        if not is_alike or (self.lkeys != self.lkeys[0]).any():
+        columns = steps, self.lengths, self.lkeys
+        if not steps.size or any((column != column[0]).any() for column in columns):
             return None
-        return int(self.addresses[0]), int(self.lengths[0]), int(steps[0]), n
+        address, length, step = (int(column[0]) for column in (self.addresses, self.lengths, steps))
+        return (address, length, step, steps.size + 1) if length <= step <= MOST_STRIDE else None
 
 
 class Proposal(NamedTuple):
