@@ -82,29 +82,3 @@ def test_usual_divisions(
     modes = tuple(13 if axis == first else 24 for axis in range(len(parts)))
     stages = find_stages(cells, modes, parts, range(len(parts)), first)
     assert [stage.parts for stage in stages] == wanted
-
-
-@pytest.mark.parametrize("parts", [(2, 2, 2), (2, 3, 4), (4, 2, 2)])
-def test_blocks_take_one_more_transpose_than_pencils(parts: tuple[int, ...]) -> None:
-    stages = find_stages((48,) * 3, (48,) * 3, parts, range(3))
-    assert len(stages) == 4 and [stage.axes for stage in stages] == [(), (2,), (1,), (0,)]
-
-
-@pytest.mark.parametrize(
-    ("parts", "axes", "first"),
-    [((5, 2, 2), (0, 1, 2), 0), ((3, 2, 2), (0, 1, 2), 0), ((2, 1, 4), (1, 2), 2)],
-)
-def test_small_grids_take_other_moves_where_ranks_would_have_no_cells(
-    parts: tuple[int, ...], axes: tuple[int, ...], first: int
-) -> None:
-    cells = (8, 6, 4)
-    modes = tuple(n // 2 + 1 if axis == first else n for axis, n in enumerate(cells))
-    stages = find_stages(cells, modes, parts, axes, first)
-    assert sorted(axis for stage in stages for axis in stage.axes) == list(axes)
-
-
-def test_the_error_names_what_would_do() -> None:
-    with pytest.raises(DecompositionError):
-        find_stages((8, 6), (8, 4), (5, 1), (0, 1), 1)
-    with pytest.raises(DecompositionError):
-        find_stages((8,), (8,), (2,), (0,))

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halox.datatypes import StridedBlocks, contiguous, resized, vector
+from halox.datatypes import contiguous, resized, vector
 from halox.packing.blocking import blocked, copy_all, in_tiles, tile_of
-from halox.packing.host_views import common_views
 from halox.packing.pack import pack, unpack
 from tests.support import trials
 
@@ -63,9 +62,6 @@ def test_tiles_of_any_shape_as_by_one_copy(data: Any, shape: list[int], name: st
     assert len(moves) == 2 * np.prod(numbers)
 
 
-N = 1024
-
-
 @pytest.mark.parametrize("itemsize", [1, 4, 16])
 @pytest.mark.parametrize("axes", [(1, 0), (2, 1, 0), (1, 2, 0), (2, 0, 1), (3, 2, 1, 0)])
 def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> None:
@@ -85,30 +81,11 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
     assert tile_of(shape, itemsize, turned, tuple(target)) is not None
 
 
-@pytest.mark.parametrize(
-    ("shape", "itemsize", "target", "source"),
-    [
-        ((N, N), 8, (8 * N, 8), (16 * N, 8)),
-        ((64, 64), 8, (512, 8), (8, 512)),
-        ((N, N), 8, (8 * N, 8), (0, 8)),
-        ((N,), 8, (8,), (64,)),
-        ((), 8, (), ()),
-        ((0, N), 8, (8 * N, 8), (8, 0)),
-    ],
-    ids=[
-        "rows", "small", "repeated source", "one axis", "scalar", "empty",
-    ],
-)  # fmt: skip
-def test_other_copies_stay_whole(
-    shape: tuple[int, ...], itemsize: int, target: tuple[int, ...], source: tuple[int, ...]
-) -> None:
-    assert tile_of(shape, itemsize, target, source) is None
-
-
 def test_views_of_common_memory_stay_whole() -> None:
     """A single NumPy call handles the overlap; a sequence of tiles would not."""
-    memory = random_bytes(2 * N * N).view("f4")
-    a, b = memory[: N * N // 4].reshape(N // 2, -1), memory[N : N + N * N // 4].reshape(N // 2, -1)
+    n = 512
+    memory = random_bytes(8 * n * n).view("f4")
+    a, b = (memory[start:][: n * n].reshape(n, n) for start in (0, 2 * n))
     wanted = b.T.copy()
     (move,) = blocked([(a, b.T)])
     copy_all([move])
@@ -132,38 +109,3 @@ def test_transposed_vectors(dtype: str, misaligned: int, shape: tuple[int, int])
     unpack(packed, turned, target)
     assert target.tobytes() == matrix.tobytes()
     assert (memory[:64] == GUARD).all() and (memory[64 + target.size :] == GUARD).all()
-
-
-class TestCommonViews:
-    def test_a_box_and_its_transpose(self) -> None:
-        """Both enumerate x, y, z. One side is contiguous; the other has the axes reversed in memory."""
-        shape = (6, 5, 4)
-        array = np.arange(120.0).reshape(shape)
-        other = np.zeros(shape[::-1])
-        found = common_views(
-            _blocks(other.T),
-            StridedBlocks(0, (), (), array.nbytes),
-        )
-        assert found is not None
-        target, source = (
-            np.ndarray(view.shape, view.dtype, memory.data, view.offset, view.strides)
-            for view, memory in zip(found, (other, array), strict=True)
-        )
-        copy_all(blocked([(target, source)]))
-        np.testing.assert_array_equal(other.T, array)
-
-    @pytest.mark.parametrize(
-        ("first", "second"),
-        [
-            (StridedBlocks(0, (3000,), (16,), 8), StridedBlocks(0, (2000,), (20,), 12)),
-            (StridedBlocks(0, (4,), (16,), 8), StridedBlocks(0, (4,), (16,), 4)),
-            (StridedBlocks(0, (), (), 0), StridedBlocks(0, (), (), 0)),
-        ],
-        ids=["blocks of other lengths", "more bytes", "no bytes"],
-    )
-    def test_none(self, first: StridedBlocks, second: StridedBlocks) -> None:
-        assert common_views(first, second) is None and common_views(second, first) is None
-
-
-def _blocks(view: np.ndarray) -> StridedBlocks:
-    return StridedBlocks.canonical(0, view.shape, view.strides, view.itemsize)

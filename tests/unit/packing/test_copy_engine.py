@@ -151,32 +151,6 @@ FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 0), "f8")
 OTHER_FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f8")
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(
-    ("source", "target", "parts", "copies"),
-    [
-        (FACE, OTHER_FACE, 1, (1, 0)),
-        # Rows of six against rows of four: 4, 2, 2, 4, 4, 2, 2, 4.
-        (dt.vector(4, 6, 9, "f8"), dt.vector(6, 4, 9, "f8"), 1, (3, 2)),
-        (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), 1, (0, 3)),
-        # No copy reaches from one allocation to another.
-        (dt.vector(10, 1, 2, "f8"), dt.contiguous(10, "f8"), 2, (2, 0)),
-    ],
-)
-def test_number_of_copies_between_lists(source, target, parts, copies, reverse):
-    sides = [listed(source, 0, 1, parts), listed(target, 0)]
-    boxes = boxes_of(common_blocks(*(reversed(sides) if reverse else sides)))
-    assert numbers(boxes) == copies
-
-
-def test_adjacent_blocks_of_two_arrays_stay_apart():
-    source = BlockColumns(np.array([0, 8]), np.array([8, 8]), np.array([0, 1]))
-    blocks = common_blocks(source, BlockColumns(np.array([100]), np.array([16]), np.array([0])))
-    assert blocks.lengths.tolist() == [8, 8] and blocks.source_arrays.tolist() == [0, 1]
-    moved = blocks.at([1000, 2000], [30])
-    assert moved.source.tolist() == [1000, 2008] and moved.target.tolist() == [130, 138]
-
-
 BOX = dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4")
 
 

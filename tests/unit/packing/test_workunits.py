@@ -5,7 +5,6 @@ The suite compares the bytes of a call. Here, `segments_of` reaches limits that 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 
 import numpy as np
@@ -17,9 +16,9 @@ from halox.errors import DeviceError
 from halox.packing import workunits, workunits_lists
 from halox.packing import workunits_plan as wp
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
-from halox.packing.workunits_lists import ListCache, UnitList
+from halox.packing.workunits_lists import ListCache
 from tests.datatype_strategies import scattered
-from tests.fakes.cpu_kernels import aligned, workunits_library
+from tests.fakes.cpu_kernels import aligned
 from tests.fakes.cpu_packers import cpu_backend
 from tests.fakes.fake_driver import STREAM
 from tests.packers import HALF, MIXES, TYPES, check, coded, displacements
@@ -69,14 +68,6 @@ class TestSegments:
         segments, words = segments_of(datatype)
         assert segments["form"].tolist() == [wp.LISTED], "short multiples of a granule"
         assert segments["block_bytes"].tolist() == [4] and words.size <= int(lengths.sum()) + 3
-
-    def test_lanes_follow_lengths(self):
-        lengths = np.random.default_rng(2).permutation(np.arange(1, 80))
-        segments, _ = segments_of(dt.indexed(lengths, np.cumsum(lengths + 2) - lengths, "f8"))
-        assert segments["form"].tolist() == [wp.SHORT] * 6 + [wp.LONG]
-        assert segments["lanes_log"].tolist() == [0, 1, 2, 3, 4, 5, 5]
-        assert segments["block_bytes"].tolist()[:6] == [8, 16, 32, 64, 128, 256]
-        assert (segments["word"] == 8).all()
 
     @pytest.mark.parametrize(
         ("datatype", "count", "nbytes"),
@@ -131,17 +122,6 @@ class TestKernel:
         check(backend, dt.hvector(9, 1500, 2000, "u1"))
         check(backend, dt.hindexed_block(1500, [0, 4000, 2000, 8000, 6000], "u1"))
 
-    def test_the_tables_layout_is_the_kernels(self, backend):
-        """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
-        fields = wp.SEGMENT.fields
-        expected = [fields[name][1] for name in wp.SEGMENT.names]
-        found = list((ctypes.c_ulong * (8 + len(expected))).in_dll(workunits_library(), "layout"))
-        assert found[:8] == [
-            *(wp.TABLE.itemsize, 16, wp.SEGMENT.itemsize, 16, 16, 16),
-            *(wp.MAX_THREADS, wp.WORDS_IN_FLIGHT),
-        ]
-        assert found[8:] == expected and wp.TABLE.itemsize <= 4000
-
 
 class TestLists:
     def test_equal_layouts_share_a_list(self, backend):
@@ -162,16 +142,6 @@ class TestLists:
         backend.capturing = False
         array = coded(packer.datatype.true_ub)
         assert pack(packer, array).tobytes() == packed_by_numpy(array, packer.datatype).tobytes()
-
-    def test_the_least_recently_used_list_is_dropped(self, backend):
-        made = {key: UnitList(np.zeros(1, wp.SEGMENT), None) for key in "abcd"}
-        cache = ListCache(3 * made["a"].nbytes)
-        for key in "abc":
-            assert cache.put(key, made[key]) is made[key]
-        assert cache.get("a") is made["a"] is cache.put("a", made["d"]), "the first list stays"
-        cache.put("d", made["d"])
-        assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
-        assert cache.nbytes == cache.most_bytes
 
     def test_a_list_in_use_outlives_the_cache(self, backend, monkeypatch):
         datatype = irregular(700)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halox import datatypes as dt
 from halox.packing import tiles
+from halox.packing.refine import Copy, paired
 from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
-from halox.paths.peer.table import Kind
+from halox.paths.peer.table import Kind, least_word, runs
 from tests.fakes.cpu_peer import ORDERS, Array, Flow, as_planned, at_once, connect, exchange
 from tests.fakes.layouts import Layout, box, rows, scattered
 from tests.support import becomes, full, require, trials
@@ -483,3 +485,15 @@ def test_any_messages_in_any_order(data):
             delays=data.draw(st.sampled_from([0, 3])),
             seed=data.draw(st.integers(0, 99)),
         )
+
+
+def test_the_shortest_word_of_a_message_decides_on_packets():
+    """Packets carry words of four bytes or more; the path offers them by this number."""
+
+    def word(*types):
+        pairs = [Copy(*pair) for one in types for pair in paired(1 << 20, one, 1, 0)]
+        return least_word(runs(pairs, packed=1))
+
+    eight, four = dt.vector(9, 1, 2, "f8"), dt.vector(9, 1, 2, "f4")
+    assert [word(eight), word(eight, four)] == [8, 4]
+    assert word(eight, dt.hvector(5, 1, 101, dt.contiguous(77, "u1"))) == 1
