@@ -1,11 +1,11 @@
-"""Casts of values to a field's dtype; losing an imaginary part, overflow and truncated text are errors."""
+"""Casts of values to a field's dtype; losing an imaginary part and overflow are errors."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from halox.runtime.dlpack import Array, DType
-from halox.values import check_unmasked, has_unit
+from halox.values import check_unmasked
 
 
 def cast(value: object, dtype: DType) -> Array:
@@ -16,9 +16,8 @@ def cast(value: object, dtype: DType) -> Array:
     Raises
     ------
     ValueError
-        If the value has a mask or an imaginary part, is a date or a duration and the dtype has no unit of time, is
-        beyond the range of an integer dtype, or is a text that the dtype would cut off. NumPy raises errors of other
-        types, such as FloatingPointError for an overflow.
+        If the value has a mask or an imaginary part, or is beyond the range of an integer dtype. NumPy raises errors of
+        other types, such as FloatingPointError for an overflow.
 
     Examples
     --------
@@ -34,13 +33,9 @@ def cast(value: object, dtype: DType) -> Array:
             if np.any(given.imag):
                 raise ValueError("it has an imaginary part")
             given = given.real
-        if has_unit(given) and dtype.kind not in f"{given.dtype.kind}SUO":
-            raise ValueError("its unit of time would be lost; divide it by one of that unit")
         values = given.astype(dtype)
         to_integers = dtype.kind in "iu" and given.dtype.kind in "iuf"
         if to_integers and np.any(np.trunc(given) != values):
             limits = np.iinfo(dtype)
             raise ValueError(f"{dtype} holds {limits.min} to {limits.max}")
-        if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != values):
-            raise ValueError("it would be cut off")
     return values

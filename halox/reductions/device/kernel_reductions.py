@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 _MAKING = "the making of a reduction"
-_RESUMING = "a reduction after one that was refused"
+RESUMING = "a reduction after one that was refused"
 
 Target: TypeAlias = "int | Callable[[], CupyArray]"
 """Address of a result, or a function that makes a CuPy array for the result of each call."""
@@ -180,16 +180,12 @@ class _PlannedReduction:
             raise self._error()
 
         def check() -> None:
-            if is_capturing():
-                raise StateError(
-                    "the current stream is being captured, and this rank has refused the last reduction; take one "
-                    "before the capture"
-                )
+            check_resuming()
             self._order.synchronize()
             if self._failed[0] != refused:
                 raise self._error()
 
-        self._world.attempt(check, _RESUMING)
+        self._world.attempt(check, RESUMING)
         self._failure.clear()
 
     def _error(self) -> HaloxError:
@@ -362,6 +358,15 @@ def _addresses(data: Argument, dtype: DType) -> tuple[Address, Address]:
 def argument(data: Array) -> Argument:
     """Return a copy of an array as an argument of launches."""
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
+
+
+def check_resuming() -> None:
+    """Raise `StateError` in a capture, since a rank that has refused a call must first meet the others on the host."""
+    if is_capturing():
+        raise StateError(
+            "the current stream is being captured, and this rank has refused the last reduction; take one before the "
+            "capture"
+        )
 
 
 _Reduction = TypeVar("_Reduction", bound=_PlannedReduction)

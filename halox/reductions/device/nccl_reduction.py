@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from halox.errors import StateError
+from halox.reductions.device.kernel_reductions import RESUMING, Target, check_resuming
 from halox.reductions.device.tree_reduction import ArrayKernels
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
@@ -27,7 +27,6 @@ from halox.runtime.nccl_ranks import AHEAD_BYTES, NcclRanks, Watch, write
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from halox.reductions.device.kernel_reductions import Target
     from halox.reductions.prepared import Launch
     from halox.runtime.array_types import CupyArray
     from halox.runtime.segments import Block
@@ -142,7 +141,8 @@ class NcclHierarchicalReduction:
             self._has_refused |= not is_capturing(stream)
             raise error
         if self._has_refused:
-            self._resume()
+            self._world.attempt(check_resuming, RESUMING)
+            self._has_refused = False
         self._order.follow(stream)
         pointer = stream.ptr
         if self._within is not None:
@@ -168,19 +168,6 @@ class NcclHierarchicalReduction:
             return result
 
         return call
-
-    def _resume(self) -> None:
-        """Continue after a call that all ranks have refused; collective."""
-
-        def check() -> None:
-            if is_capturing():
-                raise StateError(
-                    "the current stream is being captured, and this rank has refused the last reduction; take one "
-                    "before the capture"
-                )
-
-        self._world.attempt(check, "a reduction after one that was refused")
-        self._has_refused = False
 
     def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:
         """Return the launches of a call, for an array at one address and a result at another or the same address."""

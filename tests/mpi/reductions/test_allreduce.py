@@ -179,15 +179,9 @@ def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
     [
         ((3, "f8", "median"), "op"),
         ((3, "c8", "min"), "min"),
-        ((3, "no such type", "sum"), "dtype"),
         ((3, object, "sum"), "dtype"),
-        ((-3, "f8", "sum"), "shape"),
-        ((2.5, "f8", "sum"), "shape"),
         (((3, "x"), "f8", "sum"), "shape"),
         ((1 << 62, "f8", "sum"), "shape"),
-        (((1 << 33, 1 << 33), "f8", "sum"), "shape"),
-        (((1 << 62, 0), "f8", "sum"), "shape"),
-        (((1,) * 65, "f8", "sum"), "shape"),
         ((3, "f8", "sum", "fastest"), "algorithm"),
     ],
 )

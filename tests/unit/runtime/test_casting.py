@@ -18,33 +18,16 @@ from halox.runtime.gpu.devices import fill, fill_value
 PAIR = [("a", "u1"), ("b", "f4", 2)]
 
 LOST: list[tuple[Any, Any, str]] = [
-    (1 + 2j, "f8", "imaginary part"),
-    (np.complex64(1j), "f4", "imaginary part"),
     ([1, 2j], "i4", "imaginary part"),
     (1e300, "f4", "overflow"),
-    (70000, "f2", "overflow"),
     (10**30, "f2", "overflow"),
-    ("1e300", "f4", "overflow"),
     (1e300j, "c8", "overflow"),
     (2.0**63, "i8", "int64 holds"),
-    (2.0**64, "u8", "uint64 holds"),
     (-1, "u8", "uint64 holds"),
-    (np.int64(300), "u1", "uint8 holds 0 to 255"),
     (np.nan, "i4", "int32 holds"),
-    ([1.0, np.inf], "i4", "int32 holds"),
-    ("abc", "S2", "cut off"),
-    ("abc", "U2", "cut off"),
-    (300, "S2", "cut off"),
-    (np.datetime64(5, "ns"), "f8", "unit"),
-    (np.datetime64(5, "Y"), "i8", "unit"),
-    ([np.timedelta64(5, "s")], "f4", "unit"),
-    (np.timedelta64(5, "ns"), "M8[ns]", "unit"),
-    (np.ma.masked, "f8", "masked array"),
     (np.ma.array([1.0], mask=[True]), "f8", "masked array"),
-    (300, PAIR, "out of bounds for uint8"),
     ((300, 1), PAIR, "out of bounds for uint8"),
     ((1, (2, 1e300)), PAIR, "overflow"),
-    ((1, 2, 3), PAIR, "length 3"),
 ]
 
 
@@ -56,22 +39,14 @@ def test_nothing_is_lost_in_silence(value: Any, dtype: Any, why: str) -> None:
 
 KEPT: list[tuple[Any, Any, Any]] = [
     (1 + 0j, "f8", 1.0),
-    (1.0, "f4", 1.0),
     (0.1, "f4", np.float32(0.1)),
-    (np.inf, "f4", np.inf),
     (complex(np.inf, 1), "c8", complex(np.inf, 1)),
-    ("inf", "f4", np.inf),
-    ("3", "u1", 3),
     (2.7, "i4", 2),
-    (255.5, "u1", 255),
     (2**63, "u8", 2**63),
-    (-(2.0**63), "i8", -(2**63)),
     (Fraction(1, 4), "f8", 0.25),
     (10**30, "f8", 1e30),
-    (2j, "?", True),
     (True, "f4", 1.0),
     ("ab", "S2", b"ab"),
-    (7, "U1", "7"),
     (np.datetime64("2020-01-01T12"), "M8[D]", np.datetime64("2020-01-01")),
 ]
 
