@@ -36,7 +36,8 @@ def balanced_by_weights(
 ) -> Balance:
     """Return balanced blocks for the grid of a field in even blocks, by weights of `read_weights`.
 
-    ``unit`` and ``block_cells`` are as in `proc_shapes`. Raises `DecompositionError` for invalid weights, and if a function raises.
+    ``unit`` and ``block_cells`` are as in `proc_shapes`. Raises `DecompositionError` for invalid weights,
+    and if a function raises.
     """
     grid, ndim = even.decomposition, even.decomposition.ndim
     array = _as_array(weights, grid.grid_shape) if callable(weights) else weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from halox.domain import Domain
@@ -223,13 +224,17 @@ class GridReductions:
         axes = array_axes(layout, axis, self.domain.labels.dims)
         return total / number_of_points(layout, axes, unique)
 
-    def std(self, field: FieldLike) -> float:
+    def std(self, field: FieldLike, *, unique: bool = False) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
 
+        With ``unique`` points that have two indices across a connection count once, as for `sum`.
         Collective; blocks, on a GPU too. Its errors are raised on all ranks. Each cell is read once.
         A large mean cancels no digits: it is subtracted before squares are added, and the variances of blocks and ranks
         are combined by the formula of Chan, Golub and LeVeque.
         """
+        if unique:
+            mean = self.mean(field, unique=True)
+            return sqrt(self.mean("abs(u - m)**2", unique=True, u=field, m=mean))
         from halox.reductions.statistics import deviation
 
         return deviation(self.domain, self._reductions.moments, field)
