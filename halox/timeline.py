@@ -37,7 +37,7 @@ _MOST, _WRITE_NS = 4096, 10**9
 _CALLS = """
 halox.reductions.grid_reductions GridReductions sum mean std min max norm dot reduce argmin argmax histogram allreduce
 halox.reductions.allreduce Allreduce __call__
-halox.grid Grid gather scatter save load
+halox.grid Grid __init__ gather scatter save load
 halox.io.checkpoint.output Output append wait close
 halox.io.checkpoint.store Store wait
 halox.fft.transform FFT forward backward
@@ -241,7 +241,7 @@ def _label_of_call(trace: _Trace, kind: str, method: str, *arguments: Any, **nam
     nbytes = sum([getattr(one, "nbytes", 0) for one in (*arguments, *named.values())])
     what = next((str(one) for one in arguments[1:] if isinstance(one, (str, os.PathLike))), "")
     on_gpu = getattr(arguments[0], "device_id", None) is not None
-    name = kind if method == "__call__" else method
+    name = kind if method.startswith("__") else method
     return trace.label(name, kind, on_gpu, what=what, bytes=nbytes)
 
 

@@ -12,12 +12,13 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from halox.domain.domain import Domain, domain_of
+from halox.domain.domain import domain_of
 from halox.errors import FieldError, MissingPackageError, raising
 from halox.grid import Grid
 from halox.plans.plan import Plan
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import cupy
+from halox.runtime.world import World
 
 try:
     import torch
@@ -57,9 +58,14 @@ def exchange(
     -----
     In PyTorch's current stream. Every rank must make the same exchanges, and also go back through the same ones.
     """
-    domain = domain_of(grid)
-    fill = grid if isinstance(grid, Plan) else grid.exchange
-    halos = _Halos(partial(fill, **options), partial(grid.accumulate, **options), domain)
+    if isinstance(grid, Plan):
+        fill: Callable[..., None] = grid
+        world, device = grid._runner.world, grid._runner.device
+    else:
+        domain = domain_of(grid)
+        fill, world, device = grid.exchange, domain.world, domain.device_id
+    add = partial(grid.accumulate, **options)
+    halos = _Halos(partial(fill, **options), add, world, device)
     halos.check(tensors, inplace)
     copies = _Exchange.apply(halos, inplace, False, *tensors)
     filled = tensors if inplace else copies
@@ -71,7 +77,8 @@ class _Halos(NamedTuple):
 
     fill: Callable[..., None]
     add: Callable[..., None]
-    domain: Domain
+    world: World
+    device: int | None
 
     def check(self, tensors: Sequence[object], inplace: bool) -> None:
         """Raise `FieldError` on all ranks if tensors are invalid on this one."""
@@ -84,18 +91,17 @@ class _Halos(NamedTuple):
                     f"tensors[{number}] is a leaf that requires gradients; leave out inplace=True"
                 )
         if error is not None:
-            with self.domain.world.guard:
-                self.domain.world.begin("exchange")
-                self.domain.world.attempt(raising(FieldError(error)), "exchange")
+            with self.world.guard:
+                self.world.begin("exchange")
+                self.world.attempt(raising(FieldError(error)), "exchange")
 
     def run(self, call: Callable[..., None], tensors: Sequence[torch.Tensor]) -> None:
         """Exchange or accumulate tensors in place, in PyTorch's current stream."""
-        device = self.domain.device_id
-        if device is None:
+        if self.device is None:
             call(*map(_array, tensors))
             return
-        stream = torch.cuda.current_stream(device).cuda_stream
-        with cupy().cuda.Device(device), _cupy_stream(stream, device):
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        with cupy().cuda.Device(self.device), _cupy_stream(stream, self.device):
             call(*map(_array, tensors))
 
 

@@ -90,7 +90,7 @@ def divide(
     ``cartesian`` is the topology of a Cartesian communicator.
     """
 
-    def build() -> tuple[Division, dict[str, object]]:
+    def build() -> tuple[tuple[Division, object], dict[str, object]]:
         options = given if cartesian is None else cartesian.with_options(given, grid_shape)
         corners = check_bool("corners", options["corners"], DecompositionError)
         placed = options["placement"] if isinstance(options["placement"], Placement) else None
@@ -100,11 +100,11 @@ def divide(
         several = world.node_count > 1
         gpu = choose_device(options["device"], world.turn)
         ndim = len(normalise_grid_shape(grid_shape))
-        weights = None
+        weights = weights_text = None
         if options["weights"] is not None:
-            from halox.domain.weights import weights_text
+            from halox.domain.weights import read_weights
 
-            weights = weights_text(options, normalise_grid_shape(grid_shape))
+            weights, weights_text = read_weights(options, normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(
             False if options["periodic"] is None else options["periodic"], ndim
         )
@@ -166,15 +166,15 @@ def divide(
             "coords": (labels and labels.text()) or None,
             "dims": labels and labels.dims,
             "reproducible": reproducible,
-            "weights": weights,
+            "weights": weights_text,
         }
-        return division, arguments
+        return (division, weights), arguments
 
     remedies = {
         "device": 'say device="cpu" or device="gpu"',
         "weights": "give it on rank 0 alone, or the same on all ranks",
     }
-    division, records = world.gather(build, _MAKING)
+    (division, weights), records = world.gather(build, _MAKING)
     first = records[0]["weights"]
     alike = [{**record, "weights": record["weights"] or first} for record in records.distinct]
     world.check_alike(alike, remedies=remedies)
@@ -184,7 +184,7 @@ def divide(
 
     balance = world.from_first(
         lambda: balanced_by_weights(
-            given["weights"],
+            weights,
             division.layout,
             given["proc_shape"] if cartesian is None else cartesian.dims,
             2 if given["checkerboard"] else 1,

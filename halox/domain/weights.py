@@ -17,26 +17,30 @@ from halox.errors import DecompositionError
 from halox.values import check_unmasked, shown
 
 
-def weights_text(options: GridOptions, grid_shape: tuple[int, ...]) -> str:
-    """Return a text that is the same on ranks with equal arrays; raises `DecompositionError` for other objects."""
+def read_weights(options: GridOptions, grid_shape: tuple[int, ...]) -> tuple[object, str]:
+    """Return a function or an array, and a text that is the same on ranks with equal arrays.
+
+    Raises `DecompositionError` for other objects.
+    """
     if options["blocks"] is not None:
         raise DecompositionError("weights: they determine the blocks; leave out blocks=")
     if callable(options["weights"]):
-        return "a function"
+        return options["weights"], "a function"
     array = _as_array(options["weights"], grid_shape)
     checksum = zlib.crc32(np.ascontiguousarray(array).data)
-    return f"{array.dtype} numbers of shape {array.shape} with checksum {checksum:08x}"
+    return array, f"{array.dtype} numbers of shape {array.shape} with checksum {checksum:08x}"
 
 
 def balanced_by_weights(
-    weights: object, even: FieldLayout, proc_shape: Any, unit: int, block_cells: int
+    weights: Any, even: FieldLayout, proc_shape: Any, unit: int, block_cells: int
 ) -> Balance:
-    """Return balanced blocks for the grid of a field in even blocks; ``unit`` and ``block_cells`` as in `proc_shapes`.
+    """Return balanced blocks for the grid of a field in even blocks, by weights of `read_weights`.
 
-    Raises `DecompositionError` for invalid weights, and if a function raises.
+    ``unit`` and ``block_cells`` are as in `proc_shapes`. Raises `DecompositionError` for invalid weights,
+    and if a function raises.
     """
     grid, ndim = even.decomposition, even.decomposition.ndim
-    array = _as_array(weights, grid.grid_shape)
+    array = _as_array(weights, grid.grid_shape) if callable(weights) else weights
     wrong = np.argwhere(~((array >= 0) & np.isfinite(array))).tolist()
     if wrong or not array.any():
         got = f"{array[*wrong[0]]} at {tuple(wrong[0])}" if wrong else "only 0"

@@ -120,7 +120,7 @@ class GridPlans:
         others = [row for row in report.rows if row.peer != report.rank]
         remote_us = max((row.predicted_us or math.inf for row in others), default=0.0)
         loops = Loops(read, every, overlap, find, fixed, remote_us)
-        return Plan(runner, loops, stores, domain)
+        return Plan(runner, loops, stores)
 
     def make(
         self,

@@ -8,11 +8,10 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from halox.errors import FieldError
-from halox.plans.runner import READY, Bound, Runner
+from halox.plans.runner import READY, UNFINISHED, Bound, Runner
 from halox.runtime.call_guard import Unique
 
 if TYPE_CHECKING:
-    from halox.domain import Domain
     from halox.paths.peer.stores import StoreChannel
     from halox.plans.loops import Loops
     from halox.plans.regions import Cells
@@ -34,8 +33,6 @@ class Plan(Unique):
         Payload that this rank sends to other ranks in one exchange.
     messages_sent : int
         Number of messages that this rank sends to other ranks in one exchange.
-    domain : Domain or None
-        The ``domain`` of the grid that made the plan.
 
     Raises
     ------
@@ -80,10 +77,8 @@ class Plan(Unique):
         runner: Runner,
         loops: Loops | None = None,
         make_stores: Callable[..., StoreChannel] | None = None,
-        domain: Domain | None = None,
     ) -> None:
-        self._runner, self._loops, self.domain = runner, loops, domain
-        self._make_stores = make_stores
+        self._runner, self._loops, self._make_stores = runner, loops, make_stores
         self._stores: StoreChannel | None = None
         report = runner.report
         sent = [r.nbytes for r in report.rows if r.direction == "send" and r.peer != report.rank]
@@ -108,7 +103,9 @@ class Plan(Unique):
 
         Arguments are the same as for ``plan(*fields)``; the plan must be one of `Grid.plan`. See `Grid.accumulate`.
         """
-        runner, bound = self._get_loops().find(fields or self._runner.arrays, "add")
+        loops = self._get_loops()
+        self._runner.check_state(READY, UNFINISHED)
+        runner, bound = loops.find(fields or self._runner.arrays, "add")
         runner.run(bound)
 
     def _find(self, fields: tuple[object, ...]) -> tuple[Runner, Bound | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from numbers import Real
 from operator import mul
@@ -77,7 +77,9 @@ class Model:
             raise HaloxError(f"stencil must be ns per cell, at least 0, got {shown(self.stencil)}")
 
     def fastest(self, ranks: int) -> dict[str, Any]:
-        """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid.
+        """Return the step on halox's process grid, with the fastest one; on which the step is in weak scaling.
+
+        On the ranks of the given grid this is its own process grid, with its own blocks.
 
         Raises `DecompositionError` if the grid cannot be divided among the ranks.
         """
@@ -93,6 +95,9 @@ class Model:
         for procs in self._proc_shapes(ranks):
             shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape
             steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **same))
+        if ranks == old.ranks and old.proc_shape in steps and not self.weak:
+            chosen = old.proc_shape
+            steps[chosen] = self.step(replace(old, joined=None))
         best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"], p != chosen))
         row = steps[best if self.weak else chosen]
         return row | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
@@ -110,7 +115,6 @@ class Model:
     def step(self, divided: Decomposition) -> dict[str, Any]:
         """Predict a step of divided ranks."""
         ranks, node = divided.ranks, self.node_ranks or divided.ranks
-        block = tuple(max(axis.sizes) for axis in divided.axes)
         exchange_us, busiest = 0.0, (0, 0)
         # Even cuts put the largest blocks first; the second block, or a later one if the halo is wider than blocks, has
         # all neighbours on both sides.
@@ -119,6 +123,9 @@ class Model:
             for axis, width in zip(divided.axes, self.halo, strict=True)
         ]
         watched = {divided.rank_at(at) or 0 for at in ([0] * divided.ndim, inner_blocks)}
+        if any(not -1 < axis.sizes[0] - size < 3 for axis in divided.axes for size in axis.sizes):
+            watched = {*range(ranks)}  # blocks of ``blocks`` or ``weights``
+        block = max(map(divided.rank_shape, sorted(watched)), key=math.prod)
         for number in {rank // node for rank in watched}:
             members = range(number * node, min(number * node + node, ranks))
             # Without a network, ranks do not depend on the others of their node.

@@ -38,7 +38,7 @@ Bound: TypeAlias = list[object]
 Release: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
 """Receives a closed plan's channels, to free later, and its arrays, to keep while other ranks may access them."""
 
-_UNFINISHED = "called between start() and finish(); call finish() first"
+UNFINISHED = "called between start() and finish(); call finish() first"
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Runner:
         copied = (*counted, *(channel.start_copied for channel in starts))
         twice = "start() was called twice; call finish() between two starts"
         unstarted = "finish() was called without start(); call start() first"
-        self._whole = _Phase(READY, READY, checks, whole, _UNFINISHED)
+        self._whole = _Phase(READY, READY, checks, whole, UNFINISHED)
         self._start = _Phase(READY, STARTED, checks, first, twice)
         self._start_copied = _Phase(READY, STARTED, checks, copied, twice)
         self._finish = _Phase(STARTED, READY, checks, finishes, unstarted)
@@ -155,7 +155,7 @@ class Runner:
         self._life.arrays = ()
 
     def fill_walls(self, bound: Bound | None = None) -> None:
-        self.call([channel.fill for channel in self._channels], _UNFINISHED, bound)
+        self.call([channel.fill for channel in self._channels], UNFINISHED, bound)
 
     def call(self, steps: Sequence[Step], misuse: str, bound: Bound | None = None) -> None:
         """Run other steps, as the plan runs its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from halox.domain import Domain
@@ -223,18 +224,15 @@ class GridReductions:
         axes = array_axes(layout, axis, self.domain.labels.dims)
         return total / number_of_points(layout, axes, unique)
 
-    def std(self, field: FieldLike) -> float:
+    def std(self, field: FieldLike, *, unique: bool = False) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
 
-        Collective; blocks, on a GPU too. Its errors are raised on all ranks. The field may have the dtypes of `reduce`.
+        With ``unique`` points that have two indices across a connection count once, as for `sum`.
+        Collective; blocks, on a GPU too. Its errors are raised on all ranks. The dtype is one that expressions take.
         A large mean cancels no digits: cells are read twice, and the mean is subtracted before squares are added.
         """
-        from halox.reductions.statistics import deviation
-
-        def total(text: str, **named: Any) -> Any:
-            return self._expressions("std", text, "sum", None, False, named)
-
-        return deviation(self.domain, total, field)
+        mean = self.mean(field, unique=unique)
+        return sqrt(self.mean("abs(u - m)**2", unique=unique, u=field, m=mean))
 
     def argmin(self, field: FieldLike) -> tuple[int, ...]:
         """Return the index of the smallest value in the whole field, as `gather` returns it, the same on all ranks.

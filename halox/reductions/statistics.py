@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod, sqrt
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -67,20 +67,6 @@ def array_axes(layout: FieldLayout, axis: object, dims: Sequence[str]) -> tuple[
     if not axes or len(set(axes)) < len(axes):
         raise FieldError(f"axis: give different grid axes, got {shown(axis)}")
     return tuple(layout.spec.grid_axes[n] for n in axes)
-
-
-def deviation(domain: Domain, total: Callable[..., Any], field: object) -> float:
-    """Return the standard deviation; ``total(text, **named)`` adds an expression of fields. Collective; blocks."""
-
-    def read(own: Any, layout: FieldLayout) -> tuple[tuple[int, str], _Alike, None]:
-        points = number_of_points(layout, array_axes(layout, None, ()), False)
-        return (points, own.dtype.kind), {}, None
-
-    (points, kind), _ = _of_cells(domain, "std", field, read)
-    # Of double precision, and so are the differences.
-    mean = total("u" if kind in "fc" else "1.0 * u", u=field) / points
-    squares = "real(u - m) ** 2 + imag(u - m) ** 2" if kind == "c" else "(u - m) ** 2"
-    return sqrt(float(total(squares, u=field, m=mean)) / points)
 
 
 def extreme(domain: Domain, best: Callable[[], Any], name: str, field: object) -> tuple[int, ...]:

@@ -604,6 +604,7 @@ def test_between_start_and_finish(comm: World) -> None:
         plan = grid.plan(grid.zeros())
         plan.start()
         raised_by_all(comm, StateError, "finish", plan.measure)
+        raised_by_all(comm, StateError, "finish", plan.accumulate)
         raised_by_all(comm, StateError, "finish", lambda: plan.device_handle)
         plan.finish()
 

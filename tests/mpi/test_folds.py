@@ -79,6 +79,9 @@ def test_unique_points(case: Case, comm: MPI.Intracomm) -> None:
             right += [
                 np.isclose(grid.sum(u, unique=True), values.sum(), 1e-12),
                 np.isclose(grid.mean(u, unique=True), values.sum() / counted, 1e-12),
+                np.isclose(
+                    grid.std(u, unique=True), whole[np.broadcast_to(once, whole.shape)].std()
+                ),
                 np.isclose(grid.norm(u, unique=True), np.linalg.norm(values.ravel()), 1e-12),
                 np.isclose(grid.dot(u, u, unique=True), np.vdot(values, values), 1e-12),
                 np.isclose(grid.sum("2.0 * a", unique=True, a=u), 2 * values.sum(), 1e-12),

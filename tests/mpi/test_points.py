@@ -348,7 +348,10 @@ FIELD_ERRORS: dict[str, tuple[Any, str]] = {
     "sources of unlike lengths": (lambda g, p, u, rank: p.add(u, [[1], [2, 3]]), "broadcasts"),
     "sources of another number": (lambda g, p, u, rank: p.add(u, [1, 2, 3]), "broadcasts"),
     "complex sources in a real field": (lambda g, p, u, rank: p.add(u, 1j), "cannot be added"),
-    "sources in a field of bools": (lambda g, p, u, rank: p.add(g.ones("?"), True), "cannot be added"),
+    "sources in a field of bools": (
+        lambda g, p, u, rank: p.add(g.ones("?"), True),
+        "cannot be added",
+    ),
     "coordinates that rise and fall": (
         lambda g, p, u, rank: g.locate([(1, 1)], coords={"y": [0, 1, 2, 1, 4, 5]}),
         "rise or fall",

@@ -141,6 +141,7 @@ def test_the_fastest_process_grid_is_the_fastest_of_all(ranks: int) -> None:
         ((16, 16, 17), {"periodic": (True, False, True), "corners": False}),
         ((16,), {"halo": 3}),
         ((9, 2), {"halo": ((2, 3), (1, 1)), "periodic": (True, False)}),
+        ((17, 24), {"weights": lambda i, j: i < 4 + 0 * j}),
     ],
 )
 def test_messages_are_those_of_the_plan(
@@ -153,6 +154,7 @@ def test_messages_are_those_of_the_plan(
         far = [each.nbytes for each in sent if each.peer != comm.rank]
         assert row["proc_shape"] == grid.proc_shape
         assert (row["bytes"], row["messages"]) == max(comm.allgather((sum(far), len(far))))
+        assert math.prod(row["rank_shape"]) == max(comm.allgather(math.prod(grid.rank_shape)))
 
 
 @ONE
