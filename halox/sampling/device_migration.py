@@ -24,7 +24,7 @@ from halox.runtime.gpu.memory import pinned
 from halox.runtime.gpu.streams import stream_pointer
 from halox.sampling.migration import MIGRATION, RULES, Migration, Rules, row_bytes
 
-_BLOCKS, _THREADS = 16, 256  # for each multiprocessor, and for each block
+_BLOCKS, _THREADS = 32, 128  # for each multiprocessor, and for each block
 _ROWS = 8  # of each thread that a block looks at before it settles any
 _MOST_ARGUMENTS = 10  # of a kernel
 
@@ -58,7 +58,7 @@ class DeviceMigration:
         """Count the particles that leave, as `Migration.find`."""
         cp, size = cupy(), self._world.size
         self._describe(arrays, flips)
-        self._before = self._after = n
+        self._before, self._after, self._flips = n, n, flips
         self._list = cp.empty(n, "i8")
         self._counters.data.memset_async(0, self._counters.nbytes)
         self._launch("find", n, self._list, self._counters)
@@ -72,11 +72,9 @@ class DeviceMigration:
         counts[self._world.rank] = 0
         return counts, self._left
 
-    def pack(
-        self, arrays: Sequence[Any], flips: Sequence[bool], counts: Array, incoming: Array
-    ) -> object:
+    def pack(self, arrays: Sequence[Any], counts: Array, incoming: Array) -> object:
         """Pack particles that leave, as `Migration.pack`; return the place and handles of memory that is new."""
-        self._describe(arrays, flips)
+        self._describe(arrays, self._flips)
         self._counts, self._incoming = counts, incoming
         self._sent, self._arrived = int(counts.sum()), int(incoming.sum())
         self._after = self._before - self._left + self._arrived

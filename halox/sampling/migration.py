@@ -131,9 +131,7 @@ class Migration:
             values = array[self._rows[which]]
             yield np.where(self._mirrored[which], -values, values) if is_flipped else values
 
-    def pack(
-        self, arrays: Sequence[Array], flips: Sequence[bool], counts: Array, incoming: Array
-    ) -> object:
+    def pack(self, arrays: Sequence[Array], counts: Array, incoming: Array) -> object:
         """Pack particles that leave for other ranks as rows of bytes, in order of the ranks, and allocate arrivals.
 
         The result goes to the `swap` of all ranks.

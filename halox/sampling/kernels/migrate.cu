@@ -14,7 +14,7 @@
 #ifndef AXES
 #define AXES 3
 #define WORD unsigned long long
-#define THREADS 256
+#define THREADS 128
 #define ROWS 8
 #endif
 

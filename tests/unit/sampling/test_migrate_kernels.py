@@ -178,7 +178,7 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
         ]
         counts = np.array([one for one, _ in found])
         records = [
-            m.pack(arrays, flips, counts[rank], counts[:, rank])
+            m.pack(arrays, counts[rank], counts[:, rank])
             for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
         ]
     places = counts.cumsum(axis=1) - counts
