@@ -263,9 +263,8 @@ class Particles(Unique):
             for name in self._flip:
                 array = self._buffers.get(name)
                 if array is None or array.shape != shape or array.dtype.kind not in "fc":
-                    raise FieldError(
-                        f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
-                    )
+                    expected = f"floats of shape ({self._n}, {shape[1]})"
+                    raise FieldError(f"flip: {shown(name)} is not an attribute of {expected}")
             flips = [name in self._flip for name in self._names]
             found = migration.find(self._arrays, flips, self._n)
             return found, [found[1]]
