@@ -24,8 +24,7 @@ from halox.runtime.gpu.memory import pinned
 from halox.runtime.gpu.streams import stream_pointer
 from halox.sampling.migration import MIGRATION, RULES, Migration, Rules, row_bytes
 
-_BLOCKS, _THREADS = 16, 256  # for each multiprocessor, and for each block
-_ROWS = 8  # of each thread that a block looks at before it settles any
+_BLOCKS, _THREADS = 32, 128  # for each multiprocessor, and for each block
 _MOST_ARGUMENTS = 10  # of a kernel
 
 
@@ -43,8 +42,7 @@ class DeviceMigration:
         head = self._world.rank, self._world.size, len(bounds)
         self._grid = cp.asarray([*head, *chain(*axes), *bounds, *cut.placement.rank_of], "f8")
         self._axes = len(axes)
-        self._numbers = pinned(8 * (2 * self._world.size + 5)).array.view("i8")
-        self._counters = cp.zeros(len(self._numbers), "i8")
+        self._counters = cp.zeros(2 * self._world.size + 5, "i8")
         self._arrays: Sequence[Any] = ()
         self._launches: dict[str, PreparedLaunch] = {}
         self._arena = domain.context.use_device(self._device)
@@ -58,13 +56,12 @@ class DeviceMigration:
         """Count the particles that leave, as `Migration.find`."""
         cp, size = cupy(), self._world.size
         self._describe(arrays, flips)
-        self._before = self._after = n
+        self._before, self._after, self._flips = n, n, flips
         self._list = cp.empty(n, "i8")
         self._counters.data.memset_async(0, self._counters.nbytes)
         self._launch("find", n, self._list, self._counters)
-        self._counters.get(out=self._numbers)
-        counts = self._numbers[:size].copy()
-        _, lost, self._listed = self._numbers[size : size + 3].tolist()
+        counts, others = np.split(self._counters.get(), [size])
+        _, lost, self._listed = others[:3].tolist()
         if lost:  # the host names the particle
             self._host.find([arrays[0].get()], [], n)
         self._left = self._listed - int(counts[self._world.rank])
@@ -72,11 +69,9 @@ class DeviceMigration:
         counts[self._world.rank] = 0
         return counts, self._left
 
-    def pack(
-        self, arrays: Sequence[Any], flips: Sequence[bool], counts: Array, incoming: Array
-    ) -> object:
+    def pack(self, arrays: Sequence[Any], counts: Array, incoming: Array) -> object:
         """Pack particles that leave, as `Migration.pack`; return the place and handles of memory that is new."""
-        self._describe(arrays, flips)
+        self._describe(arrays, self._flips)
         self._counts, self._incoming = counts, incoming
         self._sent, self._arrived = int(counts.sum()), int(incoming.sum())
         self._after = self._before - self._left + self._arrived
@@ -145,8 +140,7 @@ class DeviceMigration:
         ]
         self._rows = cupy().asarray([len(columns), *chain(*columns)], "i8")
         self._width, blocks = len(columns) * word, _BLOCKS * multiprocessors(self._device)
-        names, numbers = ("AXES", "THREADS", "ROWS"), (self._axes, _THREADS, _ROWS)
-        defines = ("WORD", ELEMENTS[f"u{word}"]), *zip(names, map(str, numbers), strict=True)
+        defines = ("AXES", str(self._axes)), ("WORD", ELEMENTS[f"u{word}"])
         for name in ("find", "pack", "keep", "place"):
             function = kernel("migrate", name, self._device, defines)
             args = [ctypes.c_int64() for _ in range(_MOST_ARGUMENTS)]

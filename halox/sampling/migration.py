@@ -10,7 +10,7 @@ that have left::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -90,7 +90,7 @@ def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, 
 
 
 class Migration:
-    """A migration of one rank's particles on the host; their arrays have a row for each particle, positions first.
+    """A migration of one rank's particles on the host. Arrays have a row for each, then spare rows; positions are first.
 
     `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `keep` and `swap`.
     """
@@ -105,49 +105,42 @@ class Migration:
         Raises `FieldError` for positions that are not finite, or are beyond a wall that keeps its particles.
         """
         positions, rank, cut = arrays[0][:n], self._layout.rank, self._layout.decomposition
-        self._before = n
+        self._arrays, self._before = arrays, n
         self._rows = rows = _outside(positions, self._layout.owned)
-        self._x = positions[rows]
-        self._mirrored, absorbed, lost = settle(self._x, cut.grid_shape, self._rules)
+        x, *others = (array[rows] for array in arrays)
+        mirrored, absorbed, lost = settle(x, cut.grid_shape, self._rules)
         if lost.any():
             row = rows[np.argmax(lost)]
             raise FieldError(
                 f"position: particle {row} is at {shown(positions[row].tolist())}, which is not finite, 2**53 or more "
                 'in magnitude, or beyond a wall; move it, or make the particles with walls="reflect" or "absorb"'
             )
-        ranks = owners(self._layout, np.floor(self._x + 0.5).astype("i8"))
+        self._values = [x]
+        for values, is_flipped in zip(others, flips[1:], strict=True):
+            self._values.append(np.where(mirrored, -values, values) if is_flipped else values)
+        ranks = owners(self._layout, np.floor(x + 0.5).astype("i8"))
         ranks[absorbed] = cut.ranks
         counts = np.bincount(ranks, minlength=cut.ranks + 1)
         counts[rank] = 0
         self._stay, leave = np.flatnonzero(ranks == rank), np.flatnonzero(ranks != rank)
         self._leave = leave[np.argsort(ranks[leave])]
-        self._arrays, self._flips = arrays, flips
         return counts[:-1], len(leave)
 
-    def _settled(self, which: Array) -> Iterator[Array]:
-        """Yield the new values of some particles outside of the block."""
-        yield self._x[which]
-        for array, is_flipped in zip(self._arrays[1:], self._flips[1:], strict=True):
-            values = array[self._rows[which]]
-            yield np.where(self._mirrored[which], -values, values) if is_flipped else values
-
-    def pack(
-        self, arrays: Sequence[Array], flips: Sequence[bool], counts: Array, incoming: Array
-    ) -> object:
+    def pack(self, arrays: Sequence[Array], counts: Array, incoming: Array) -> object:
         """Pack particles that leave for other ranks as rows of bytes, in order of the ranks, and allocate arrivals.
 
         The result goes to the `swap` of all ranks.
         """
         self._arrays, self._counts, self._incoming = arrays, counts, incoming
-        leavers = self._settled(self._leave[: counts.sum()])
-        self._sent = np.concatenate([as_rows(values) for values in leavers], axis=1)
+        sent = self._leave[: counts.sum()]
+        self._sent = np.concatenate([as_rows(values[sent]) for values in self._values], axis=1)
         self._arrivals = np.empty((incoming.sum(), self._sent.shape[1]), np.uint8)
         return None
 
     def keep(self) -> None:
         """Settle particles that stay."""
-        for array, values in zip(self._arrays, self._settled(self._stay), strict=True):
-            array[self._rows[self._stay]] = values
+        for array, values in zip(self._arrays, self._values, strict=True):
+            array[self._rows[self._stay]] = values[self._stay]
 
     def swap(self, records: Sequence[object], places: Array) -> None:
         """Send the packed rows to their ranks, and store the arrivals in place of particles that leave.

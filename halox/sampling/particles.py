@@ -254,11 +254,8 @@ class Particles(Unique):
             # In one order on all ranks, which may have added attributes in another.
             self._names = sorted(self._buffers, key=lambda name: (name != POSITION, name))
             self._arrays = [self._buffers[name] for name in self._names]
-            self._flips = [name in self._flip for name in self._names]
-            kinds = [
-                f"{k}: {self._buffers[k].dtype} {self._buffers[k].shape[1:]}" for k in self._names
-            ]
-            self._alike = {"the attributes": ", ".join(kinds)}
+            pairs = zip(self._names, self._arrays, strict=True)
+            self._kinds = ", ".join(f"{name}: {a.dtype} {a.shape[1:]}" for name, a in pairs)
             self._described = self._buffers
 
         def find() -> tuple[Any, list[int]]:
@@ -266,13 +263,15 @@ class Particles(Unique):
             for name in self._flip:
                 array = self._buffers.get(name)
                 if array is None or array.shape != shape or array.dtype.kind not in "fc":
-                    raise FieldError(
-                        f"flip: {shown(name)} is not an attribute of floats of shape {shape}"
-                    )
-            found = migration.find(self._arrays, self._flips, self._n)
+                    expected = f"floats of shape ({self._n}, {shape[1]})"
+                    raise FieldError(f"flip: {shown(name)} is not an attribute of {expected}")
+            flips = [name in self._flip for name in self._names]
+            found = migration.find(self._arrays, flips, self._n)
             return found, [found[1]]
 
-        (counts, left), (all_left,) = world.total(find, MIGRATION, alike=self._alike)
+        (counts, left), (all_left,) = world.total(
+            find, MIGRATION, alike={"the attributes": self._kinds}
+        )
         if not all_left:
             migration.keep()
             return
@@ -287,7 +286,7 @@ class Particles(Unique):
                 capacity = max(after, capacity + capacity // 2)
                 buffers = {k: self._buffer(view, capacity) for k, view in self._views.items()}
                 arrays = [buffers[name] for name in self._names]
-            return buffers, migration.pack(arrays, self._flips, counts, incoming)
+            return buffers, migration.pack(arrays, counts, incoming)
 
         buffers, records = world.gather(prepare, MIGRATION)
         migration.keep()

@@ -7,21 +7,18 @@
 // place: arrivals fill holes and rows from `before` on; without arrivals, particles of the last rows fill holes.
 //
 // The last rows are those from `after` on, the number of particles after the migration. Counters: particles of each rank,
-// then those of the enum, and particles of each rank that are packed.
-//
-// Launch shape: one dimension, any number of blocks of THREADS.
+// then those of the enum, and particles of each rank that are packed. Launch shape: any number of blocks of THREADS.
 
 #ifndef AXES
 #define AXES 3
 #define WORD unsigned long long
-#define THREADS 256
-#define ROWS 8
 #endif
 
 typedef WORD Word;
 typedef long long i64;
 typedef unsigned long long u64;
 
+constexpr int THREADS = 128, ROWS = 8;  // rows that each thread of `find` looks at before it settles any
 constexpr int POSITION_WORDS = AXES * sizeof(double) / sizeof(Word);
 
 enum { KEEP, REFLECT, ABSORB, WRAP };

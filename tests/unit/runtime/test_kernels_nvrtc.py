@@ -396,6 +396,6 @@ def test_stores_from_a_users_kernel(debug, architecture):
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_migration_compiles(architecture):
     for axes, word in ((3, "unsigned long long"), (1, "unsigned char")):
-        defines = (("AXES", str(axes)), ("WORD", word), ("THREADS", "256"), ("ROWS", "8"))
+        defines = (("AXES", str(axes)), ("WORD", word))
         found = compiled("migrate", defines, f"sm_{architecture}")
         assert {"find", "pack", "keep", "place"} <= {*re.findall(r"\.entry (\w+)", found.ptx)}
