@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -157,29 +156,6 @@ def test_axes_have_the_coordinates(tmp_path: Path, drawn: list[Any]) -> None:
     assert limits_of(frame) == ((9, 17), (-0.5, 4.5))
     assert main(["view", str(path), "--slice", "y=0"]) == 0
     assert drawn[1][0][0].steps == [(10, 2)]
-
-
-def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list[Any]) -> None:
-    """Earlier versions wrote such metadata of the group."""
-    support.require("mpi")
-    path = tmp_path / "a.zarr"
-    with halox.Grid((4, 5), device="cpu") as grid:
-        grid.save(path, u=grid.full(3.0), compressors="zstd")
-    found = json.loads((path / "zarr.json").read_text())
-    sharding = found["consolidated_metadata"]["metadata"]["u"]["codecs"][0]["configuration"]
-    del sharding["codecs"][1]["configuration"]
-    assert sharding["codecs"][1] == {"name": "zstd"}
-    (path / "zarr.json").write_text(json.dumps(found))
-    assert main(["view", str(path)]) == 0
-    assert (drawn[0][0][0].values == 3).all()
-
-
-def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = os.fsdecode(b"run\xff.npy")
-    np.save(tmp_path / name, U)
-    assert main(["view", str(tmp_path / name)]) == 0
-    assert "run?" in capsys.readouterr().out
-    assert (tmp_path / f"{name}.png").is_file()
 
 
 def test_records_of_an_output(
