@@ -19,7 +19,6 @@ from halox.cli import (
     catalogue,
     compare,
     info,
-    launcher,
     links,
     paths,
     predict,
@@ -141,7 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher replaces this process. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    launcher.leave_job()
     try:
         status = _run(words)
         print(end="", flush=True)

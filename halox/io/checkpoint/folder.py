@@ -81,14 +81,6 @@ def replaced(path: object) -> CheckpointError:
     )
 
 
-def identity_of(status: os.stat_result) -> str:
-    """Return a text that distinguishes files of the same name, equal on all nodes.
-
-    It excludes the device number, which may differ between nodes.
-    """
-    return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
-
-
 class Replacement:
     """The new contents of a path, which replace the old contents in `commit`; local.
 

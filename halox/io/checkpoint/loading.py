@@ -17,7 +17,7 @@ from halox.io.checkpoint.chunks import ShardGrid
 from halox.io.checkpoint.folder import check_exists, replaced
 from halox.io.checkpoint.saving import Made, Meter, checked
 from halox.io.checkpoint.store import Contents, Store, id_of, open_field, read
-from halox.io.checkpoint.tables import equal_parts, joined, layout_of
+from halox.io.checkpoint.tables import joined, layout_of
 from halox.io.regions import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.gpu.devices import allocate
@@ -117,9 +117,8 @@ def load_group(
         if name in into:
             fields[name] = into[name].array, into[name].layout
         elif stored.table:
-            layout = layout_of(
-                equal_parts(stored.shape[0], world.size), world.rank, stored.shape[1:]
-            )
+            rows = [(stored.shape[0] + rank) // world.size for rank in range(world.size)]
+            layout = layout_of(rows, world.rank, stored.shape[1:])
             array = allocate(layout.padded_shape, stored.dtype, domain.device_id)
             fields[name] = array, layout
         else:

@@ -24,7 +24,7 @@ from halox.io.checkpoint import moving
 from halox.io.checkpoint.arguments import CallerField, Progress
 from halox.io.checkpoint.chunks import ShardGrid, extents
 from halox.io.checkpoint.fields import StoredField
-from halox.io.checkpoint.folder import Replacement, check_exists, identity_of
+from halox.io.checkpoint.folder import Replacement, check_exists
 from halox.io.checkpoint.loading import Loaded, Reading, new_field
 from halox.io.checkpoint.moving import Failure, collect, fill
 from halox.io.checkpoint.saving import SAVING, Meter, checked, replacing
@@ -96,7 +96,9 @@ def load(
             if not files:
                 check_exists(path, is_folder=False)
                 files.append(stack.enter_context(open(path, "rb")))
-            return identity_of(os.fstat(files[0].fileno()))
+            # Without the number of the device, which may differ between nodes.
+            status = os.fstat(files[0].fileno())
+            return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
 
         reading = Reading(world, path, identify)
         (file,) = files

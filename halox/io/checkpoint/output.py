@@ -103,8 +103,8 @@ class Output(Closing):
         attributes of all particles of its moment.
     mode : {"w-", "w", "a"}
         "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
-        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
-        must be the same. If the path does not exist, it makes a new output.
+        continues an output, on any number of ranks, or makes a new one if the path does not exist. The output keeps its
+        attributes and compressors, whatever is given, and its coordinates, which must be the given ones.
     time : float or date, optional
         With "a", the time from which the program continues: later records are removed. By default none is removed.
     every : mapping of str to int, optional
@@ -141,9 +141,9 @@ class Output(Closing):
         If arguments differ between ranks.
     CheckpointError
         If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
-        is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
-        or compressors (with "a"). In methods: if a record could not be written, on any rank. The output then accepts no
-        further records; it has all records that were complete.
+        is not an output or checkpoint, or is an output of another grid, or with other fields or coordinates (with "a").
+        In methods: if a record could not be written, on any rank. The output then accepts no further records; it has
+        all records that were complete.
     ClosedError
         If the output or its grid is closed.
     MissingPackageError
@@ -337,7 +337,7 @@ class Output(Closing):
             )
             for name in request.given
         }
-        records.check_given(self._path, metadata, request.metadata, coords)
+        records.check_coords(self._path, metadata, request.metadata, coords)
 
         def numbers(name: str) -> Any:
             stored = self._store.below(name).array(arrays[name], mode="write")

@@ -223,22 +223,14 @@ def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any])
             )
 
 
-def check_given(
+def check_coords(
     path: object,
     stored: Mapping[str, Any],
     new: Mapping[str, Any],
     coords: Mapping[str, tuple[Array, Array | None]],
 ) -> None:
-    """Raise `CheckpointError` if an output has other attributes, coordinates or compressors than the given ones.
-
-    ``coords`` has given coordinates, each with the stored ones.
-    """
+    """Raise `CheckpointError` if an output has other coordinates than the given ones, each with the stored ones."""
     there, here = arrays_of(stored), arrays_of(new)
-    differing = [
-        f"attrs: {name}"
-        for name, value in new["attributes"].items()
-        if not name.startswith(PREFIX) and repr(stored["attributes"].get(name)) != repr(value)
-    ]
     for name, (mine, theirs) in coords.items():
         attrs = here[name]["attributes"]
         if (
@@ -246,24 +238,9 @@ def check_given(
             or not np.array_equal(mine, theirs, equal_nan=True)
             or attrs not in ({}, there[name]["attributes"])
         ):
-            differing.append(f"coords: {name}")
-    for name, array in variables(new):
-        given, known = _compressors(array), _compressors(there[name])
-        if given and (
-            len(given) != len(known)
-            or any(codec | mine != codec for codec, mine in zip(known, given, strict=True))
-        ):
-            differing.append(f"compressors: of {name}")
-    if differing:
-        raise CheckpointError(
-            f"{path}: differs from the output in {'; '.join(sorted(differing))}; leave it out, to go on as it is"
-        )
-
-
-def _compressors(array: Mapping[str, Any]) -> list[dict[str, Any]]:
-    (sharding,) = array["codecs"]
-    codecs: list[dict[str, Any]] = sharding["configuration"]["codecs"][1:-1]
-    return [{"name": codec["name"], **codec.get("configuration", {})} for codec in codecs]
+            raise CheckpointError(
+                f"{path}: coords: {name} differs from the output; leave it out, to go on as it is"
+            )
 
 
 def _facts(array: Mapping[str, Any]) -> str:

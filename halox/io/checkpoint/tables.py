@@ -21,11 +21,6 @@ def layout_of(rows: Sequence[int], rank: int, components: Sequence[int]) -> Fiel
     return FieldLayout(cut, rank, FieldSpec(((0, 0),), components_after=tuple(components)))
 
 
-def equal_parts(rows: int, ranks: int) -> list[int]:
-    """Return the rows of each rank, as equal as possible."""
-    return [(rows + rank) // ranks for rank in range(ranks)]
-
-
 def shard_rows(rows: int, row_bytes: int) -> tuple[int, int]:
     """Return the rows of a shard and of its chunks in an output, whose records may have many more rows or fewer."""
     chunk = max(min(max(rows, 1 << 16), chunks.SHARD_BYTES // row_bytes) // 64, 1)

@@ -129,6 +129,36 @@ def test_records_follow_the_work_of_the_stream(path: Path, comm: MPI.Intracomm) 
         comm.Barrier()
 
 
+def test_records_of_particles(path: Path, comm: MPI.Intracomm) -> None:
+    """They have changed by work of a stream before each record, and move right after it."""
+    from tests.gpu.guarded import stall
+
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    key = np.arange(1000 * (comm.rank == 0))
+    with halox.Grid(CELLS, comm=comm, device="gpu", periodic=True) as grid:
+        p = halox.Particles(grid, key[:, None] * [0.25, 0.5, 1], key=key, v=np.float32(0.1))
+        with (
+            halox.Output(grid, path / "a", p=p, keepbits={"p.v": 9}) as out,
+            cupy.cuda.Stream(non_blocking=True),
+        ):
+            for n in range(3):
+                stall()
+                p["key"] += 1
+                out.append(time=n)
+                p.position += 1
+                p.migrate()
+        comm.Barrier()
+        with xarray.open_zarr(path / "a", chunks=None) as ds:
+            for n in range(3):
+                order = np.argsort(ds["p.key"].values[n])
+                assert np.array_equal(ds["p.key"].values[n, order], np.arange(1000) + n + 1)
+                x = (np.arange(1000)[:, None] * [0.25, 0.5, 1] + n + 0.5) % CELLS - 0.5
+                assert np.array_equal(ds["p.position"].values[n, order], x)
+            assert abs(ds["p.v"] - 0.1).max() < 1e-4
+        comm.Barrier()
+
+
 def test_windows_and_rounding_on_streams_that_change(path: Path, comm: MPI.Intracomm) -> None:
     """Each record has arrays of its own, on a stream of its own that is stalled; the arrays change right after it."""
     import tensorstore

@@ -157,27 +157,6 @@ def test_a_script_inside_a_launcher(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "2 a b\n" * 2), ended.stderr
 
 
-OF_A_RANK = """
-import json, subprocess, sys
-from mpi4py import MPI
-if MPI.COMM_WORLD.rank == 0:
-    for words in (["look.py", "-n", "2"], ["look.py"]):
-        halox = [sys.executable, "-m", "halox", "run", *words]
-        ended = subprocess.run(halox, input="a line\\n", capture_output=True, text=True, timeout=200)
-        print(json.dumps([ended.returncode, json.loads(ended.stdout)]), flush=True)
-MPI.COMM_WORLD.Barrier()
-"""
-
-
-def test_halox_as_a_subprocess_of_a_rank(folder: Path) -> None:
-    """It is no rank of that job, which would wait for the others: it can start ranks of its own."""
-    (folder / "outer.py").write_text(OF_A_RANK)
-    ended = halox_run("outer.py", "-n", "2", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
-    (status, two), (status_alone, one) = map(json.loads, ended.stdout.splitlines())
-    assert (status, len(two), status_alone, len(one)) == (0, 2, 0, 1)
-
-
 def is_running(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:

@@ -146,21 +146,6 @@ def test_axes_have_the_coordinates(tmp_path: Path, drawn: list[Any]) -> None:
     assert drawn[1][0][0].steps == [(10, 2)]
 
 
-def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list[Any]) -> None:
-    """Earlier versions wrote such metadata of the group."""
-    support.require("mpi")
-    path = tmp_path / "a.zarr"
-    with halox.Grid((4, 5), device="cpu") as grid:
-        grid.save(path, u=grid.full(3.0), compressors="zstd")
-    found = json.loads((path / "zarr.json").read_text())
-    sharding = found["consolidated_metadata"]["metadata"]["u"]["codecs"][0]["configuration"]
-    del sharding["codecs"][1]["configuration"]
-    assert sharding["codecs"][1] == {"name": "zstd"}
-    (path / "zarr.json").write_text(json.dumps(found))
-    assert main(["view", str(path)]) == 0
-    assert (drawn[0][0][0].values == 3).all()
-
-
 def test_records_of_an_output(
     tmp_path: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
