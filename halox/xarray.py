@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -45,13 +45,6 @@ _CALL, _WRITING = "from_dataarray", "to_zarr"
 
 Part: TypeAlias = Literal["whole", "block", "halo"]
 """What a labelled array holds: the whole field, the cells of this rank, or these with their halo."""
-
-
-class Exchanging(HasDomain, Protocol):
-    """A grid that exchanges fields."""
-
-    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
-        """Fill the halos of fields; see `Grid.exchange`."""
 
 
 # From fields
@@ -354,7 +347,7 @@ class DatasetFields:
     @short_errors
     def exchange(
         self,
-        grid: Exchanging,
+        grid: Any,
         *names: str,
         dims: Sequence[str] | None = None,
         corners: bool | None = None,

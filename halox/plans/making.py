@@ -10,7 +10,7 @@ The steps, each of which is collective:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -37,8 +37,6 @@ from halox.plans.runner import Runner
 from halox.plans.selection import choose_route, describe_end
 from halox.plans.walls import WallChannel
 from halox.runtime.context import Context
-from halox.runtime.status import MOST_NUMBERS
-from halox.runtime.world import World
 
 NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
@@ -212,40 +210,21 @@ def _build(context: Context, agreed: Agreed, routes: Routes, error: Exception | 
 
     Raises on all ranks if any rank has an error.
     """
-    whole, paths = agreed.whole, agreed.paths
-    mine = {(route.path, route.protocol) for route, _ in routes.values()}
-    possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
-    chosen = _of_any_rank(context.world, mine, possible, error)
+    whole = agreed.whole
+
+    def named() -> tuple[None, list[Named]]:
+        if error is not None:
+            raise error
+        return None, sorted({(route.path, route.protocol) for route, _ in routes.values()})
+
+    _, records = context.world.gather(named, MAKING)
+    chosen = sorted(set[Named]().union(*records.distinct))
     # Also paths that only other ranks link: making a link is collective over the node.
     linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
     routes, links = _link(context, whole, routes, linked)
     device = agreed.draft.device
     build = Build(context, agreed.number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
-
-
-def _of_any_rank(
-    world: World,
-    mine: Collection[Named],
-    possible: Sequence[Named],
-    error: Exception | None,
-) -> list[Named]:
-    """Return the possible protocols that any rank uses, or raise on all ranks if any has an error; collective."""
-    bits = world.size.bit_length()  # of a count of ranks
-    each, found = 62 // bits, list[Named]()
-
-    def counts_of(words: Sequence[Sequence[Named]]) -> tuple[None, list[int]]:
-        if error is not None:
-            raise error
-        return None, [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
-
-    for start in range(0, len(possible), MOST_NUMBERS * each):
-        words = [possible[at : at + each] for at in range(start, len(possible), each)]
-        words = words[:MOST_NUMBERS]
-        _, sums = world.total(partial(counts_of, words), MAKING)
-        for word, total in zip(words, sums, strict=True):
-            found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
-    return found
 
 
 def _protocol(path: str, name: str) -> Protocol:
