@@ -13,7 +13,7 @@ from halox.errors import ClosedError, FieldError, HaloxError, MismatchError, Sta
 from tests.mpi.bad_input import Table, check_error
 from tests.mpi.conftest import agree
 
-pytestmark = pytest.mark.usually(1, 3, 4)
+pytestmark = pytest.mark.usually(1, 3)
 
 SHAPE = (7, 6, 5)
 LAYOUTS: list[dict[str, Any]] = [
@@ -39,6 +39,7 @@ def make_field(grid: halox.Grid, dtype: Any, layout: dict[str, Any], seed: int) 
     return u, np.moveaxis(whole, range(first, first + 3), range(3))
 
 
+@pytest.mark.usually(1, 3, 4)
 @pytest.mark.parametrize("periodic", [(False, False, False), (True, False, True)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_values_between_cells_and_the_adjoint(

@@ -76,6 +76,7 @@ def test_near_a_limit(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usually(1)
+@pytest.mark.usually(1)
 def test_the_start_of_the_process() -> None:
     program = (
         "import time; began = time.time(); from halox.domain.stopping import _started; "
