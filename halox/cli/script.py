@@ -25,7 +25,6 @@ The name of a mini-app stands for the app; write ./NAME for a script of that nam
 --compare RANKS (or cpu), beside -n, runs it on other ranks, too (or without GPUs), and shows the first difference."""
 
 _OPTION = re.compile(r"(-n|--ranks|--compare)(?:=?(\d+|cpu))?")
-_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _take_options(words: list[str], taken: dict[str, str]) -> None:
             raise HaloxError(
                 f"{option}: the number of ranks is given twice, {taken[name]} before; {own}"
             )
-        is_number = value.isdecimal() and len(value) < _DIGITS and int(value) > 0
+        is_number = value.isdecimal() and int(value) > 0
         if not is_number and (name, value) != ("--compare", "cpu"):
             raise HaloxError(
                 f"{option}: expected a number of ranks, at least 1, got {value!r}; {own}"

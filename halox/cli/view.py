@@ -18,9 +18,8 @@ from halox.io.checkpoint.folder import METADATA
 from halox.io.checkpoint.store import PREFIX
 from halox.runtime.arrays import Array
 
-_MOST_POINTS = 1000
+_MOST_POINTS = 1000  # along an axis of an image; of more, every n-th point is read
 _MOST_RECORDS = 200  # of an output, in an animation
-"""Maximum points along an axis of an image; of more points, every n-th point is read."""
 
 _DECADES = 4
 """Powers of ten in a logarithmic colour scale, unless a range is given."""

@@ -77,7 +77,7 @@ class Particles(Unique):
     halo cell is enough for clouds of order 1 and 2 in fields at the cells.
 
     ``grid.save(path, p=p)`` stores all particles, and ``halox.Particles(grid, **grid.load(path)["p"])`` makes them
-    again, on any number of ranks.
+    again, on any number of ranks. ``halox.Output(grid, path, p=p)`` stores them in time.
 
     Examples
     --------

@@ -990,33 +990,3 @@ def test_one_thread(path: Path, comm: MPI.Intracomm) -> None:
 
         g.save(path / "a", u=u, progress=progress)
         assert errors and set(errors) == {"StateError"}
-
-
-def earlier(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """The values of the checkpoints in tests/data, which the first format of halox wrote on three ranks."""
-    return (np.arange(np.prod(shape)) * 7 % 101).reshape(shape).astype(dtype)
-
-
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_checkpoints_of_earlier_versions(comm: MPI.Intracomm) -> None:
-    folder = Path(__file__).resolve().parents[1] / "data" / "checkpoints"
-    gap = np.dtype({"names": ["a", "b"], "formats": ["f4", "f8"], "offsets": [0, 8]})
-    structured = np.zeros(CELLS, gap)
-    for name in gap.names or ():
-        structured[name] = earlier(CELLS, gap[name])
-    expected = {
-        "gap": structured,
-        "links": earlier((2, *CELLS, 3), "c8"),
-        "odd": earlier((6, 6), "u4"),
-        "rho": earlier(CELLS, "f8"),
-        "u": earlier((7, 12), ">f4"),
-    }
-    with grid(comm) as g:
-        for name, step, fields in (("plain", 3, list(expected)), ("zstd", 4, ["gap", "rho"])):
-            found = g.load(folder / f"{name}.zarr")
-            assert list(found) == fields and found.attrs == {"step": step}
-            for field, u in found.items():
-                whole = g.gather(u)
-                if whole is not None:
-                    assert whole.dtype == expected[field].dtype
-                    assert whole.tobytes() == expected[field].tobytes(), field

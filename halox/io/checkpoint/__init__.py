@@ -13,4 +13,5 @@ it their cells. In a load, each rank reads its cells from all shards that have s
     saving.py    loading.py    npy.py    the formats
     arguments.py    calls.py    checks of arguments, and the calls
     output.py    records.py    series.py    dates.py    records in time: means over windows, rounding, dates
+    tables.py    particles, in checkpoints and outputs
 """

@@ -93,9 +93,11 @@ def fields_of(
     named: Mapping[str, object],
     *,
     written: bool,
-    tables: bool = False,
 ) -> dict[str, CallerField]:
-    """Return the fields of a mapping and of keywords, sorted by name, and the arrays of tables; raises `FieldError`."""
+    """Return the fields of a mapping and of keywords, sorted by name; raises `FieldError`.
+
+    Of particles it has the arrays, unless the fields are to be ``written``.
+    """
     if fields is None:
         fields = {}
     if not isinstance(fields, Mapping):
@@ -111,7 +113,7 @@ def fields_of(
     by_name: dict[str, CallerField] = {}
     for name, field in sorted({**fields, **named}.items(), key=lambda item: str(item[0])):
         _check_name(name)
-        if tables and hasattr(field, "keys"):
+        if hasattr(field, "keys") and not written:
             arrays = _arrays_of(name, field, layouts)
             if both := sorted({*arrays} & {*fields, *named}):
                 raise FieldError(

@@ -40,7 +40,7 @@ def save(
 
     def check() -> tuple[Request, tuple[dict[str, object], dict[str, int]]]:
         where = arguments.path_of(path, written=True)
-        given = arguments.fields_of(domain.layouts, fields, named, written=False, tables=True)
+        given = arguments.fields_of(domain.layouts, fields, named, written=False)
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
         request = request_of(domain, where, given, options)

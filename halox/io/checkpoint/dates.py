@@ -10,7 +10,7 @@ import numpy as np
 
 from halox.domain.dimension_names import Coordinates
 from halox.errors import FieldError
-from halox.values import as_int, has_unit, shown
+from halox.values import has_unit, shown
 
 Time: TypeAlias = float | np.datetime64 | datetime
 """A number or a date; dates of cftime, too."""
@@ -35,14 +35,13 @@ def _seconds(date: Any, dates: Dates) -> float:
 
 def _date_of(value: Any) -> Any:
     """Return a date of NumPy, Python or cftime as one of datetime or cftime; None for anything else."""
+    is_cut = getattr(value, "nanosecond", 0) > 0  # of pandas
     if has_unit(value) and value.dtype.kind == "M" and not value.shape:
         rounded = value.astype("M8[us]")
-        if rounded != value and not np.isnat(value):
-            raise FieldError(
-                f"time: {shown(value)} has parts of a microsecond, which are not stored; round it, as by "
-                'time.astype("M8[us]")'
-            )
+        is_cut = rounded != value and not np.isnat(value)
         value = rounded.item()  # an int outside the years 1 to 9999
+    if is_cut:
+        raise FieldError("time: dates are stored in microseconds; round it, as by astype('M8[us]')")
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(UTC).replace(tzinfo=None)
     is_date = isinstance(value, datetime) or hasattr(value, "calendar")
@@ -73,11 +72,6 @@ def _number_of(time: Any) -> float:
     if not math.isfinite(value):
         raise FieldError(
             f"time: expected a finite number without a unit, or a date and time, got {shown(time)}"
-        )
-    number = as_int(time)
-    if number is not None and number != int(value):
-        raise FieldError(
-            f"time: {number} is not a float64, as times are stored; give a smaller number"
         )
     return value
 

@@ -200,7 +200,7 @@ class Output(Closing):
                     f"path: {where}: an output is a Zarr group on a file system; name one, as in run.zarr"
                 )
             load_tensorstore()
-            given = arguments.fields_of(domain.layouts, fields, named, written=False, tables=True)
+            given = arguments.fields_of(domain.layouts, fields, named, written=False)
             if not given:
                 raise FieldError("no field given; write halox.Output(grid, path, u=u)")
             of_table = {field.table for field in given.values()}
@@ -546,7 +546,7 @@ class Output(Closing):
         """Return the arrays of a record, which must be like the fields; raises `FieldError`."""
         in_mapping = fields if isinstance(fields, Mapping) else {}
         named = {n: t for n, t in self._tables.items() if n not in in_mapping} | dict(named)
-        given = arguments.fields_of(self._layouts, fields, named, written=False, tables=True)
+        given = arguments.fields_of(self._layouts, fields, named, written=False)
         for name, known in self._fields.items():
             if known.table and name not in given:
                 raise FieldError(f"{name} is missing; give particles with the same attributes")

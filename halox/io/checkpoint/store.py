@@ -25,7 +25,7 @@ from halox.runtime.arrays import Array
 from halox.values import as_list, shown
 
 FORMAT = 2
-"""Version of halox's format, in addition to Zarr's version; version 1 has chunks without shards."""
+"""Version of halox's format, in addition to Zarr's version."""
 
 PREFIX = "halox_"
 """Prefix of the names of halox's attributes."""
@@ -47,14 +47,13 @@ _CONTEXT = {
 class Contents:
     """Description of a checkpoint, from its metadata.
 
-    ``blocks`` has the cells of each block along each grid axis, for the ranks that saved it; it is empty if not
-    recorded.
+    ``blocks`` has the cells of each block along each grid axis, for `halox view`; only a save sets it.
     """
 
     grid_shape: tuple[int, ...]
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[int, ...], ...] = ()
 
 
 def load_tensorstore() -> Any:
@@ -302,27 +301,21 @@ def read(store: Store) -> Contents:
             if any(attribute.startswith(PREFIX) for attribute in array.get("attributes", {}))
         }
         grid_shape = tuple(map(int, attributes[GRID_SHAPE]))
-        sizes = iter(attributes.get(_BLOCKS, ()))
-        blocks = tuple(
-            tuple(int(next(sizes)) for _ in range(parts))
-            for parts in attributes.get(_PROC_SHAPE, ())
-        )
     except Exception as error:
         raise CheckpointError(
             f"{name}/{METADATA} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
         ) from error
     user = {key: value for key, value in attributes.items() if not key.startswith(PREFIX)}
-    return Contents(grid_shape, fields, user, blocks)
+    return Contents(grid_shape, fields, user)
 
 
 def check_version(version: object, name: str) -> None:
     """Raise `CheckpointError` if this version of halox does not read a format."""
-    if version in range(1, FORMAT + 1):
-        return
-    raise CheckpointError(
-        f"{name}: expected {FORMAT_KEY} of 1 to {FORMAT} among the group's attributes, found {version!r}; give a group "
-        "that grid.save has written, of this or an older version of halox"
-    )
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{name}: expected {FORMAT_KEY} of {FORMAT} among the group's attributes, found {version!r}; give a group "
+            "that grid.save of this version of halox has written"
+        )
 
 
 def open_field(store: Store, field: StoredField) -> Any:
