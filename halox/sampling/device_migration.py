@@ -17,6 +17,7 @@ import numpy as np
 from halox.domain import Domain
 from halox.reductions.operations import ELEMENTS
 from halox.runtime.arrays import Array
+from halox.runtime.context import Context
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -26,6 +27,19 @@ from halox.sampling.migration import MIGRATION, RULES, Migration, Rules, row_byt
 
 _BLOCKS, _THREADS = 32, 128  # for each multiprocessor, and for each block
 _MOST_ARGUMENTS = 10  # of a kernel
+
+
+class _Outbox:
+    """Memory for particles that leave this rank, and the addresses of other ranks' memory.
+
+    One for all particles of a grid, kept until the grid is closed: other ranks may still read from it when this rank
+    deletes its particles.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.memory: Any = cupy().empty(0, "u1")
+        self.of_ranks: dict[int, int] = {}
+        self.news: object = None  # for other ranks, until they have it
 
 
 class DeviceMigration:
@@ -47,9 +61,7 @@ class DeviceMigration:
         self._launches: dict[str, PreparedLaunch] = {}
         self._arena = domain.context.use_device(self._device)
         self._maps = domain.context.find_gpus().all_map
-        self._outbox: Any = cp.empty(0, "u1")
-        self._outboxes: dict[int, int] = {}  # addresses of other ranks' memory
-        self._news: object = None  # for other ranks, until they have it
+        self._outbox = domain.context.once(_Outbox)
         self._messages = pinned(0)
 
     def find(self, arrays: Sequence[Any], flips: Sequence[bool], n: int) -> tuple[Array, int]:
@@ -75,20 +87,20 @@ class DeviceMigration:
         self._counts, self._incoming = counts, incoming
         self._sent, self._arrived = int(counts.sum()), int(incoming.sum())
         self._after = self._before - self._left + self._arrived
-        nbytes = self._sent * self._width
-        if nbytes > len(self._outbox):
-            self._outbox = self._arena.array((nbytes * 3 // 2,), np.dtype("u1"))
-            start = self._outbox.data.ptr
-            place = self._arena.locate(start, start + len(self._outbox))
+        nbytes, outbox = self._sent * self._width, self._outbox
+        if nbytes > len(outbox.memory):
+            outbox.memory = self._arena.array((nbytes * 3 // 2,), np.dtype("u1"))
+            start = outbox.memory.data.ptr
+            place = self._arena.locate(start, start + len(outbox.memory))
             if self._maps and place is not None:
-                self._news = place, self._arena.handles([place])
+                outbox.news = place, self._arena.handles([place])
         nbytes += self._arrived * self._width
         if not self._maps and nbytes > self._messages.nbytes:
             self._messages = pinned(nbytes * 3 // 2)
         if self._sent:
-            self._launch("pack", self._list, self._counters, self._outbox)
+            self._launch("pack", self._list, self._counters, outbox.memory)
             cupy().cuda.get_current_stream().synchronize()
-        return self._news
+        return outbox.news
 
     def keep(self) -> None:
         """Settle particles that stay, as `Migration.keep`."""
@@ -97,21 +109,22 @@ class DeviceMigration:
 
     def swap(self, records: Sequence[Any], places: Array) -> None:
         """Store arrivals in place of those that leave, as `Migration.swap`."""
-        self._news, width = None, self._width
+        outbox, width = self._outbox, self._width
+        outbox.news = None
         if self._maps:
             for rank, record in enumerate(records):
                 if record is not None and rank != self._world.rank:
                     self._arena.open(record[1])
-                    self._outboxes[rank] = self._arena.pointer(record[0])
+                    outbox.of_ranks[rank] = self._arena.pointer(record[0])
             arrivals = [
-                (self._outboxes[rank] + int(places[rank]) * width, int(self._incoming[rank]))
+                (outbox.of_ranks[rank] + int(places[rank]) * width, int(self._incoming[rank]))
                 for rank in self._incoming.nonzero()[0].tolist()
             ]
         else:
             split, end = self._sent * width, (self._sent + self._arrived) * width
             messages = self._messages.array[:end].reshape(-1, width)
             sent, received = messages[: self._sent], messages[self._sent :]
-            self._outbox[:split].get(out=sent.reshape(-1))
+            outbox.memory[:split].get(out=sent.reshape(-1))
             self._world.ranks.swap_rows(sent, received, self._counts, self._incoming, MIGRATION)
             arrivals = [(self._messages.device_pointer + split, self._arrived)]
         items, first = (self._before, self._after, self._left, self._counters, self._holes), 0

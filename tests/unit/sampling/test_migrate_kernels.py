@@ -160,6 +160,7 @@ def domains(shape: tuple[int, ...], periodic: tuple[bool, ...], *, maps: bool = 
             device_id=0,
             context=SimpleNamespace(
                 use_device=lambda device: Arena(),
+                once=lambda find: find(None),
                 find_gpus=lambda: SimpleNamespace(all_map=maps),
             ),
             world=SimpleNamespace(rank=rank, size=RANKS, ranks=SimpleNamespace()),
@@ -181,8 +182,10 @@ def migrate(migrations: list[Any], ranks: list[list[Any]], flips: list[bool]) ->
             for rank, (m, arrays) in enumerate(zip(migrations, ranks, strict=True))
         ]
     places = counts.cumsum(axis=1) - counts
-    kind = "_outbox" if isinstance(migrations[0], DeviceMigration) else "_sent"
-    packed = [np.array(getattr(m, kind)).reshape(-1) for m in migrations]
+    packed = [
+        np.array(m._outbox.memory if isinstance(m, DeviceMigration) else m._sent).reshape(-1)
+        for m in migrations
+    ]
     for rank, migration in enumerate(migrations):
 
         def swap_rows(
