@@ -259,34 +259,6 @@ def test_tests_outside_the_rooms_use_public_names() -> None:
     assert {*found} == STILL_INSIDE, "take the files that no longer do so off the list"
 
 
-# A kind of benchmark is one file; it imports the modules that all kinds share, and no other kind.
-BENCHMARKS = "halox_bench"
-KINDS_OF_BENCHMARKS = {
-    *("allreduce", "calls", "checkpoint", "exchange", "fft", "messages", "pack", "reductions"),
-    *("steps", "transpose"),
-}
-
-
-def test_benchmarks_import_no_other_kind() -> None:
-    files = files_under(f"asv_bench/{BENCHMARKS}")
-    assert {path.stem for path in files} >= KINDS_OF_BENCHMARKS
-    wrong = [
-        f"{shown(path)}:{line}: {name}"
-        for path in files
-        for line, name in imports_of(path)
-        if path.stem != "command"  # which lists the kinds
-        and in_package(name, *(f"{BENCHMARKS}.{kind}" for kind in KINDS_OF_BENCHMARKS))
-    ]
-    assert not wrong
-
-
-def test_nothing_names_the_benchmarks() -> None:
-    """The command line loads them by name, and only for a benchmark."""
-    files = [path for folder in ("halox", "apps", "examples") for path in files_under(folder)]
-    named = [shown(path) for path in files if BENCHMARKS in path.read_text(encoding="utf-8")]
-    assert named == ["halox/cli/catalogue.py"]
-
-
 OUTSIDE = {"_replace", "_SubParsersAction"}
 """Documented names of the standard library that begin with an underscore."""
 
@@ -325,19 +297,6 @@ def test_datatypes_and_decomposition_need_no_mpi_to_import() -> None:
     for path in files_under("halox/datatypes") + files_under("halox/decomposition"):
         eager = [name for name in runs_at_import(path) if in_package(name, "mpi4py")]
         assert not eager, f"{shown(path)} imports mpi4py outside of a function"
-
-
-def test_the_checks_see_what_they_look_for() -> None:
-    source = "from ..grid import Grid\ndef f():\n    import cupy.cuda\nimport halox.packing as p\n"
-    found = {name for _, name in imports(ast.parse(source), "halox.packing.pack", False)}
-    assert found == {"halox.grid.Grid", "halox.packing", "cupy.cuda"}
-    errors, world, pack = "halox.errors.HaloxError", "halox.runtime.world", "halox.packing.pack"
-    assert place(errors) < place(world) < place(pack)
-    assert place("halox.grid.Grid") < place("halox.fft") < place("halox.Grid") == place("halox")
-    with pytest.raises(AssertionError, match="has no room"):
-        place("halox.__init__")
-    source = "from halox.grid import _Kept\nclass A:\n    def f(self, b):\n        return b._x + self._y + b._y\n"
-    assert private_names(ast.parse(source)) == ["_Kept", "b._x"]
 
 
 MOST_MODULES = 124

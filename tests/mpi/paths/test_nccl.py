@@ -295,8 +295,8 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
         for _ in range(4):
             plan()
         watch = plan._runner._channels[0]._watch
-        watch.limit_s = 1.0  # only from here on, after all construction
-        time.sleep(1.5)  # time between exchanges does not count
+        watch.limit_s = 0.3  # only from here on, after all construction
+        time.sleep(0.6)  # time between exchanges does not count
         assert not nccl.aborted
         nccl.is_stuck = True
         watch._words[0] = 1  # as a kernel writes at the start of an exchange

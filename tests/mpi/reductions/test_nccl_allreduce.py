@@ -164,7 +164,7 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
         reduce(array)
         nccl.is_stuck = True
         watch = reduce._reduction._algorithm._watch
-        watch.limit_s = 1.0  # for the stalled call only
+        watch.limit_s = 0.3  # for the stalled call only
         watch._words[0] = 1  # as a kernel writes at the start of a reduction
         assert becomes(lambda: nccl.aborted)
         with pytest.raises(ExchangeTimeoutError):

@@ -120,7 +120,7 @@ def test_an_interrupt_of_one_rank(node: str, comm: Comm, monkeypatch: pytest.Mon
     grid = box(comm)
     u = grid.zeros()
     if comm.rank == 0:
-        threading.Timer(0.5, _thread.interrupt_main).start()
+        threading.Timer(0.3, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             grid.sum(u)
     come_together(comm)
@@ -144,10 +144,10 @@ def test_a_long_wait_is_told_once(
         come_together(comm)
         with monkeypatch.context() as patch:
             # Report only the wait for rank 1, however slow the machine is.
-            patch.setattr(status, "_NOTICE_S", math.inf if comm.rank else 1.0)
+            patch.setattr(status, "_NOTICE_S", math.inf if comm.rank else 0.4)
             if comm.rank == 1:
                 assert becomes(lambda: "halox:" in told.read_text())
-                time.sleep(1)  # long enough for a second report
+                time.sleep(0.5)  # long enough for a second report
             grid.sum(u)
     said = [line for line in file.read_text().splitlines() if line.startswith("halox:")]
     assert len(said) == 1 - comm.rank, said
