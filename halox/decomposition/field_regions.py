@@ -212,10 +212,7 @@ def walls_of(layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = (
         owned,
         received,
         [(False, False) if axis in fixed else pair for axis, pair in enumerate(at_wall)],
-        [
-            axis.points(staggered)
-            for axis, staggered in zip(layout.decomposition.axes, spec.staggered, strict=True)
-        ],
+        layout.points,
         layout.decomposition.periodic,
         spec.staggered,
         (spec.components_before, spec.components_after),
@@ -248,7 +245,7 @@ def _check_walls(layout: FieldLayout) -> None:
     for _, sides in spec.boundary:
         for index, pair in enumerate(sides):
             axis = decomposition.axes[index]
-            points = axis.points(spec.staggered[index])
+            points = layout.points[index]
             for side, boundary in enumerate(pair):
                 part = (0, axis.parts - 1)[side]
                 along = layout.along(index, part)

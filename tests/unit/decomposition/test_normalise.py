@@ -89,7 +89,7 @@ def test_blocks() -> None:
         (lambda: normalise_blocks((4, 6), (10,)), "blocks: "),
         (lambda: normalise_blocks((4, 6), (4, 6)), "blocks[0]: "),
         (lambda: normalise_blocks((None, (4, 5)), (4, 10)), "blocks[1]: "),
-        (lambda: normalise_blocks(((10, 0),), (10,)), "blocks[0]: "),
+        (lambda: normalise_blocks(((10, 0),), (10,)), "blocks[0][1]: "),
         (lambda: normalise_blocks(((5.0, 5),), (10,)), "blocks[0][0]: "),
     ],
 )
