@@ -20,7 +20,7 @@ from halox.decomposition.connections import Along, Joined, Turn, negated_boxes
 from halox.decomposition.field_layout import FieldLayout
 from halox.decomposition.parity import parity_boxes
 from halox.decomposition.walls import Walls
-from halox.decomposition.wide import wide_intervals, wide_neighbours
+from halox.decomposition.wide import wide_intervals
 from halox.errors import FieldError
 
 
@@ -76,11 +76,10 @@ def exchange_regions(
         return tuple(_joined_regions(layout, layout.decomposition.joined, corners, fixed))
     sent: Sequence[_Intervals] = [axis.sent() for axis in layout.cells]
     received: Sequence[_Intervals] = [axis.received() for axis in layout.cells]
-    neighbours = layout.decomposition.neighbours(layout.rank, corners)
+    displacements: Sequence[dict[int, Interval]] = ()
     if layout.is_wide:
-        spec, at = layout.spec, (layout.decomposition, layout.rank)
-        sent, received = wide_intervals(*at, spec.halo, spec.staggered, spec.offsets)
-        neighbours = wide_neighbours(*at, sent, corners)
+        sent, received = displacements, _ = wide_intervals(layout)
+    neighbours = layout.decomposition.neighbours(layout.rank, corners, displacements)
     return tuple(
         Region(at.direction, at.rank, send, receive)
         for at in neighbours
