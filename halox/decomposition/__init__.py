@@ -15,7 +15,7 @@ from halox.decomposition.boundaries import (
     normalise_boundary,
     with_periodic_boundary,
 )
-from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
+from halox.decomposition.domain import Decomposition, Neighbour, decompose
 from halox.decomposition.field_layout import FieldLayout, component_axes
 from halox.decomposition.field_regions import (
     Region,
@@ -61,7 +61,6 @@ __all__ = [
     "check_widths",
     "component_axes",
     "decompose",
-    "directions",
     "exchange_regions",
     "exchange_slabs",
     "normalise_boundary",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Neighbouring rank, and its direction (-1, 0 or +1 per axis)."""
+    """Neighbouring rank, and its direction: -1, 0 or +1 per axis, or any displacements of parts."""
 
     direction: tuple[int, ...]
     rank: int
@@ -117,12 +116,15 @@ class Decomposition:
         """Cells that ``rank`` owns, per axis."""
         return tuple(stop - start for start, stop in self.owned(rank))
 
-    def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
+    def neighbours(
+        self, rank: int, corners: bool = True, steps: Sequence[Iterable[int]] = ()
+    ) -> tuple[Neighbour, ...]:
         """Neighbours of ``rank``, in lexicographic order of their directions.
 
         There are at most ``3**ndim - 1`` neighbours. Without ``corners``, corners and edges are left out, and there
         are at most ``2 * ndim`` neighbours. The same rank appears once for each of its directions. A rank is its own
-        neighbour along a periodic axis that is not divided.
+        neighbour along a periodic axis that is not divided. ``steps`` are other displacements than -1, 0 and 1, per
+        axis.
 
         Examples
         --------
@@ -132,24 +134,13 @@ class Decomposition:
         """
         coords = self.coords_of(rank)
         neighbours = []
-        for direction in directions(self.ndim, corners):
-            there = self.rank_at([c + d for c, d in zip(coords, direction, strict=True)])
-            if there is not None:
-                neighbours.append(Neighbour(direction, there))
+        for direction in product(*map(sorted, steps or [(-1, 0, 1)] * self.ndim)):
+            axes = sum(map(bool, direction))
+            if axes == 1 or (axes and corners):
+                there = self.rank_at([c + d for c, d in zip(coords, direction, strict=True)])
+                if there is not None:
+                    neighbours.append(Neighbour(direction, there))
         return tuple(neighbours)
-
-
-@cache
-def directions(ndim: int, corners: bool = True) -> tuple[tuple[int, ...], ...]:
-    """Directions of a block's possible neighbours, in lexicographic order.
-
-    Examples
-    --------
-    >>> directions(2, corners=False)
-    ((-1, 0), (0, -1), (0, 1), (1, 0))
-    """
-    wanted = range(1, ndim + 1) if corners else (1,)
-    return tuple(d for d in product((-1, 0, 1), repeat=ndim) if sum(map(abs, d)) in wanted)
 
 
 def decompose(

@@ -110,15 +110,9 @@ class FieldLayout:
         On ranks with one point, arrays in C and in Fortran order may have the same strides. On ranks with more points
         the strides differ.
         """
-        spec, axes = self.spec, self.decomposition.axes
-        for index, (axis, halo, staggered) in enumerate(
-            zip(axes, spec.halo, spec.staggered, strict=True)
-        ):
-            of_parts = (
-                AxisLayout.of(axis, part, halo, staggered, spec.offsets)
-                for part in range(axis.parts)
-            )
-            in_pairs = spec.parity is not None and index == len(axes) - 1
+        for index, axis in enumerate(self.decomposition.axes):
+            of_parts = (self.along(index, part) for part in range(axis.parts))
+            in_pairs = self.spec.parity is not None and index == self.spec.ndim - 1
             stored = {(along.in_pairs() if in_pairs else along).stored for along in of_parts}
             if 1 in stored and len(stored) > 1:
                 return True
@@ -170,17 +164,22 @@ class FieldLayout:
         )
 
     @cached_property
+    def points(self) -> tuple[int, ...]:
+        """Points of the whole grid per grid axis, in cells even for a field of one parity."""
+        axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
+        return tuple(axis.points(staggered) for axis, staggered in axes)
+
+    @cached_property
     def global_shape(self) -> tuple[int, ...]:
         """Shape of the whole field, component axes included; for one parity the last grid axis counts pairs."""
-        axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
-        *others, last = [axis.points(staggered) for axis, staggered in axes]
+        *others, last = self.points
         return self._with_components((*others, last if self.spec.parity is None else last // 2))
 
     @cached_property
     def within_grid(self) -> list[tuple[AxisLayout, tuple[bool, bool]]]:
         """`AxisLayout.within_grid` of each grid axis."""
-        per_axis = zip(self.cells, self.decomposition.axes, self.spec.staggered, strict=True)
-        return [along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis]
+        pairs = zip(self.cells, self.points, strict=True)
+        return [along.within_grid(points) for along, points in pairs]
 
     @property
     def within_walls(self) -> tuple[slice, ...]:

@@ -20,7 +20,7 @@ from halox.decomposition.connections import Along, Joined, Turn, negated_boxes
 from halox.decomposition.field_layout import FieldLayout
 from halox.decomposition.parity import parity_boxes
 from halox.decomposition.walls import Walls
-from halox.decomposition.wide import wide_intervals, wide_neighbours
+from halox.decomposition.wide import wide_intervals
 from halox.errors import FieldError
 
 
@@ -76,11 +76,10 @@ def exchange_regions(
         return tuple(_joined_regions(layout, layout.decomposition.joined, corners, fixed))
     sent: Sequence[_Intervals] = [axis.sent() for axis in layout.cells]
     received: Sequence[_Intervals] = [axis.received() for axis in layout.cells]
-    neighbours = layout.decomposition.neighbours(layout.rank, corners)
+    displacements: Sequence[dict[int, Interval]] = ()
     if layout.is_wide:
-        spec, at = layout.spec, (layout.decomposition, layout.rank)
-        sent, received = wide_intervals(*at, spec.halo, spec.staggered, spec.offsets)
-        neighbours = wide_neighbours(*at, sent, corners)
+        sent, received = displacements, _ = wide_intervals(layout)
+    neighbours = layout.decomposition.neighbours(layout.rank, corners, displacements)
     return tuple(
         Region(at.direction, at.rank, send, receive)
         for at in neighbours
@@ -212,10 +211,7 @@ def walls_of(layout: FieldLayout, corners: bool = True, fixed: Sequence[int] = (
         owned,
         received,
         [(False, False) if axis in fixed else pair for axis, pair in enumerate(at_wall)],
-        [
-            axis.points(staggered)
-            for axis, staggered in zip(layout.decomposition.axes, spec.staggered, strict=True)
-        ],
+        layout.points,
         layout.decomposition.periodic,
         spec.staggered,
         (spec.components_before, spec.components_after),
@@ -248,7 +244,7 @@ def _check_walls(layout: FieldLayout) -> None:
     for _, sides in spec.boundary:
         for index, pair in enumerate(sides):
             axis = decomposition.axes[index]
-            points = axis.points(spec.staggered[index])
+            points = layout.points[index]
             for side, boundary in enumerate(pair):
                 part = (0, axis.parts - 1)[side]
                 along = layout.along(index, part)

@@ -20,7 +20,6 @@ HaloLike: TypeAlias = int | Sequence[int | Sequence[int]]
 """Halo as users write it: one width, one width per axis, or ``(low, high)`` per axis."""
 
 MAX_AXES = 4
-_TOO_WIDE = 2**31
 
 
 def normalise_halo(halo: object, ndim: int) -> Halo:
@@ -39,7 +38,7 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
     """
     entries = as_list(halo)
     if entries is None:
-        width = _width(halo, "halo", halo)
+        width = _width(halo, "halo")
         return ((width, width),) * ndim
     if len(entries) != ndim:
         pair = ndim == 1 and len(entries) == 2
@@ -50,7 +49,7 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
         name = f"halo[{axis}]"
         sides = as_list(entry)
         if sides is None:
-            width = _width(entry, name, halo)
+            width = _width(entry, name)
             widths.append((width, width))
             continue
         if len(sides) != 2:
@@ -58,7 +57,7 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
                 f"{name}: expected a width or a pair (low, high), got {shown(entry)}; "
                 f"write for example {name} = (1, 1)"
             )
-        low, high = (_width(side, f"{name}[{i}]", halo) for i, side in enumerate(sides))
+        low, high = (_width(side, f"{name}[{i}]") for i, side in enumerate(sides))
         widths.append((low, high))
     return tuple(widths)
 
@@ -95,14 +94,7 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
             f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {shown(grid_shape)}; "
             "give further axes to the fields as component axes"
         )
-    shape = _integers("grid_shape", entries, "a number of cells")
-    for axis, cells in enumerate(shape):
-        if cells < 1:
-            raise DecompositionError(
-                f"grid_shape[{axis}]: expected at least 1 cell, got {cells} in {shown(grid_shape)}; "
-                "leave out an axis that has no cells"
-            )
-    return shape
+    return _integers("grid_shape", entries, "a number of cells", least=1)
 
 
 def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | None:
@@ -126,12 +118,6 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
         raise _wrong_number("proc_shape", ndim, entries, proc_shape, remedy)
     given = [0 if entry is None else entry for entry in entries]
     shape = _integers("proc_shape", given, "a number of ranks")
-    for axis, parts in enumerate(shape):
-        if parts < 0:
-            raise DecompositionError(
-                f"proc_shape[{axis}]: expected a number of ranks, got {parts} in {shown(proc_shape)}; "
-                f"{remedy}"
-            )
     return shape if any(shape) else None
 
 
@@ -165,45 +151,39 @@ def normalise_blocks(
             raise DecompositionError(
                 f"{name}: expected None or cells, got {shown(entry)}; {remedy}"
             )
-        parts = _integers(name, sizes, "a number of cells")
-        if min(parts, default=0) < 1 or sum(parts) != grid_shape[axis]:
+        parts = _integers(name, sizes, "a number of cells", least=1)
+        if sum(parts) != grid_shape[axis]:
             raise DecompositionError(
-                f"{name}: expected parts of at least 1 cell that add up to "
-                f"{grid_shape[axis]}, as grid_shape={grid_shape} has it, got {shown(parts)} with the "
-                f"sum {sum(parts)}"
+                f"{name}: expected parts that add up to {grid_shape[axis]}, as grid_shape={grid_shape} has it, got "
+                f"{shown(parts)} with the sum {sum(parts)}"
             )
         cuts.append(parts)
     return tuple(cuts)
 
 
-def _integers(name: str, values: list[Any], meaning: str) -> tuple[int, ...]:
-    if {*map(type, values)} == {int} and max(map(abs, values)) <= LARGEST:
+def _integers(name: str, values: list[Any], meaning: str, least: int = 0) -> tuple[int, ...]:
+    if {*map(type, values)} == {int} and least <= min(values) and max(values) <= LARGEST:
         return tuple(values)
-    return tuple(_integer(value, f"{name}[{i}]", meaning) for i, value in enumerate(values))
+    return tuple(_integer(value, f"{name}[{i}]", meaning, least) for i, value in enumerate(values))
 
 
-def _integer(value: object, name: str, meaning: str) -> int:
+def _integer(value: object, name: str, meaning: str, least: int = 0, most: int = LARGEST) -> int:
     number = as_int(value)
     if number is None:
         raise DecompositionError(
             f"{name}: expected {meaning} as an integer, got {shown(value)} of type "
             f"{type(value).__name__}; write a plain int"
         )
-    if abs(number) > LARGEST:
-        raise DecompositionError(f"{name}: expected {meaning} below 2**63, got {shown(number)}")
+    if not least <= number <= most:
+        below = f"2**{(most + 1).bit_length() - 1}"
+        raise DecompositionError(
+            f"{name}: expected {meaning}, at least {least} and below {below}, got {shown(number)}"
+        )
     return number
 
 
-def _width(value: object, name: str, halo: object) -> int:
-    width = _integer(value, name, "a halo width in cells")
-    if width < 0:
-        raise DecompositionError(
-            f"{name}: expected a width of 0 or more cells, got {width} in halo={shown(halo)}; "
-            "use 0 for a side without halo"
-        )
-    if width >= _TOO_WIDE:
-        raise DecompositionError(f"{name}: expected a width of less than 2**31 cells, got {width}")
-    return width
+def _width(value: object, name: str) -> int:
+    return _integer(value, name, "a halo width in cells", most=2**31 - 1)
 
 
 def _boolean(value: object, name: str) -> bool:

@@ -146,7 +146,7 @@ def _unwritten(
     sides = _filled_sides(layout, copied)
     for axis, (owned, filled) in enumerate(zip(layout.owned, sides, strict=True)):
         unit, ends = _unit(layout, axis), [-_FAR, _FAR]
-        points = decomposition.axes[axis].points(spec.staggered[axis])
+        points = layout.points[axis]
         # A staggered field without a high halo still has a copy of the next block's first point.
         halos = spec.halo[axis][0], max(spec.halo[axis][1], spec.staggered[axis])
         for side, (halo, inward) in enumerate(zip(halos, (1, -1), strict=True)):
