@@ -59,7 +59,7 @@ class Rig:
 
 def test_a_plan_shows_public_names_only() -> None:
     assert [name for name in dir(Rig(True).plan) if not name.startswith("_")] == [
-        *("accumulate", "bytes_sent", "close", "device_handle", "domain", "explain", "fill_walls"),
+        *("accumulate", "bytes_sent", "close", "device_handle", "explain", "fill_walls"),
         *("finish", "measure", "messages_sent", "overlap", "start", "steps"),
     ]
 
