@@ -90,7 +90,7 @@ def settle(x: Array, cells: Sequence[int], rules: Rules) -> tuple[Array, Array, 
 
 
 class Migration:
-    """A migration of one rank's particles on the host. Arrays have a row for each, then spare rows; positions are first.
+    """A migration of one rank's particles on the host. Arrays have a row for each, and spare rows; positions are first.
 
     `find` and `pack` change nothing, so that errors of one rank can be raised on all ranks before `keep` and `swap`.
     """
