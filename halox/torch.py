@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from halox.domain.domain import domain_of
 from halox.errors import FieldError, MissingPackageError, raising
 from halox.grid import Grid
-from halox.plans.plan import Plan
+from halox.plans.plan import Plan, runner_of
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.world import World
@@ -60,7 +60,8 @@ def exchange(
     """
     if isinstance(grid, Plan):
         fill: Callable[..., None] = grid
-        world, device = grid._runner.world, grid._runner.device
+        runner = runner_of(grid)
+        world, device = runner.world, runner.device
     else:
         domain = domain_of(grid)
         fill, world, device = grid.exchange, domain.world, domain.device_id

@@ -79,8 +79,8 @@ def make_plan(
     world = context.world
     agreed = agree(context, draft, path)
     _reclaim(context, agreed)
-    routes, error = _choose_routes(context, agreed, leave_sms=leave_sms)
-    build = _build(context, agreed, routes, error)
+    routes, chosen = _choose_routes(context, agreed, leave_sms=leave_sms)
+    build = _build(context, agreed, routes, chosen)
     made = _make_channels(build, agreed.draft)
     runner = Runner(
         world,
@@ -138,10 +138,11 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
 
 def _choose_routes(
     context: Context, agreed: Agreed, *, leave_sms: bool
-) -> tuple[Routes, Exception | None]:
+) -> tuple[Routes, list[Named]]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route; collective.
 
-    An error is returned, so that the ranks can agree on it: paths may be code of users.
+    Also returns the protocols of the messages of any rank. Errors of paths, which may be code of users, are raised on
+    all ranks.
     """
     world, whole = context.world, agreed.whole
     requested = agreed.records[0].requested
@@ -153,34 +154,31 @@ def _choose_routes(
     named = (requested or "").partition("/")[0]
     surveys = {n: path.survey(context, is_named=n == named) for n, path in agreed.paths.items()}
     selection = SelectionContext(whole.operation, topology, surveys, leave_sms)
-    both_ways = whole.both_ways
-    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
-    routes: Routes = {}
-    failure: Exception | None = None
-    try:
+
+    def describe() -> dict[int, dict[tuple[str, int], EndpointInfo]]:
+        both_ways = whole.both_ways
+        ends: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
         for m in whole.messages:
-            records[m.peer][m.direction, m.tag] = describe_end(
+            ends[m.peer][m.direction, m.tag] = describe_end(
                 m,
                 agreed.draft.described,
                 context,
                 relocatable=agreed.relocatable,
                 is_one_way=m.peer not in both_ways,
             )
-    except Exception as error:
-        failure = error
-        records = {peer: {} for peer in records}
+        return ends
+
+    records = world.attempt(describe, MAKING)
     theirs = world.swap(
         {peer: ends for peer, ends in records.items() if peer != world.rank},
         sorted(records.keys() - {world.rank}),
         MAKING,
     )
     theirs[world.rank] = records.get(world.rank, {})
-    if failure is not None:
-        return routes, failure
-    try:
+
+    def choose() -> tuple[Routes, list[Named]]:
+        routes: Routes = {}
         for message in whole.messages:
-            if not theirs[message.peer]:
-                continue  # the peer has an error
             mine = records[message.peer][message.direction, message.tag]
             other = theirs[message.peer].get(message.opposite)
             if other is None:
@@ -200,30 +198,18 @@ def _choose_routes(
                 requested=requested,
             )
             routes[message.key] = (route, other)
-    except Exception as error:
-        failure = error
-    return routes, failure
+        return routes, sorted({(route.path, route.protocol) for route, _ in routes.values()})
+
+    routes, protocols = world.gather(choose, MAKING)
+    return routes, sorted(set[Named]().union(*protocols.distinct))
 
 
-def _build(context: Context, agreed: Agreed, routes: Routes, error: Exception | None) -> Build:
-    """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
-
-    Raises on all ranks if any rank has an error.
-    """
-    whole = agreed.whole
-
-    def named() -> tuple[None, list[Named]]:
-        if error is not None:
-            raise error
-        return None, sorted({(route.path, route.protocol) for route, _ in routes.values()})
-
-    _, records = context.world.gather(named, MAKING)
-    chosen = sorted(set[Named]().union(*records.distinct))
+def _build(context: Context, agreed: Agreed, routes: Routes, chosen: list[Named]) -> Build:
+    """Link the ranks of each node for the plan's paths; collective over all ranks."""
     # Also paths that only other ranks link: making a link is collective over the node.
     linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
-    routes, links = _link(context, whole, routes, linked)
-    device = agreed.draft.device
-    build = Build(context, agreed.number, whole, device, routes, chosen, links)
+    routes, links = _link(context, agreed.whole, routes, linked)
+    build = Build(context, agreed.number, agreed.whole, agreed.draft.device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
 
 

@@ -292,3 +292,8 @@ class Plan(Unique):
             f"{f' and {more} more' if more > 0 else ''}, {self.messages_sent} message(s) of {self.bytes_sent} bytes to "
             f"other ranks{', ' if state else ''}{state}>"
         )
+
+
+def runner_of(plan: Plan) -> Runner:
+    """Return the runner that a plan shows, for other modules of halox."""
+    return plan._runner
