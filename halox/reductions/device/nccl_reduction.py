@@ -184,11 +184,8 @@ class NcclHierarchicalReduction:
         for number, added in enumerate(values[1:], 1):
             # Intermediate totals are not in the result, which may be the array.
             to = target if number == last else self._slots[self._node]
-            is_first = number == 1
-            end = (
-                watch.end if is_first else None
-            )  # the messages have come when the first launch starts
-            steps.append(kernels.pair_launch((to, total, added), is_first=is_first, mark=end))
+            end = watch.end if number == 1 else None  # the messages have come when it starts
+            steps.append(kernels.combine_launch(to, total, added, end))
             total = to
         self._steps[source, target] = steps
         return steps
