@@ -55,8 +55,10 @@ def partners(nodes: Sequence[int], rank: int) -> tuple[list[int], dict[int, int]
     return targets, {node: ranks[place % len(ranks)] for node, ranks in members.items()}
 
 
-class Combiner(Protocol):
+class DeviceAlgorithm(Protocol):
     """Combines contiguous arrays of one length on the GPUs of all ranks, or of the ranks of a node."""
+
+    captures: bool  # whether a call may be captured in a CUDA graph
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine arrays at two addresses (the same array or disjoint) on the current stream; collective.
@@ -85,7 +87,7 @@ class NcclHierarchicalReduction:
         dtype: DType,
         elements: int,
         kernels: Callable[[], ArrayKernels],
-        within: Combiner | None,
+        within: DeviceAlgorithm | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None
