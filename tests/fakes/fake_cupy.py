@@ -273,24 +273,14 @@ class FakeArrayKernels:
         raw = (ctypes.c_char * nbytes).from_address(pointer)
         return np.frombuffer(raw, self._dtype)
 
-    def begin(self, total: int, value: int, stream: int) -> None:
-        self._operation.fold(self._at(total), [self._at(value)])
-
-    def combine(self, total: int, value: int, stream: int) -> None:
-        self._operation.fold(self._at(total), [self._at(total), self._at(value)])
-
-    def pair_launch(
-        self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
+    def combine_launch(
+        self, total: int, first: int, value: int, mark: Mark | None = None
     ) -> Callable[[int], None]:
-        total, first, value = addresses
-
         def launch(stream: int) -> None:
             if mark is not None:
                 leave(mark)
-            begun = self._at(first).copy()
-            if is_first:
-                self._operation.fold(begun, [self._at(first)])
-            self._operation.fold(self._at(total), [begun, self._at(value).copy()])
+            both = [self._at(first).copy(), self._at(value).copy()]
+            self._operation.fold(self._at(total), both)
 
         return launch
 

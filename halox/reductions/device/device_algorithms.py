@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import combinations
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateErro
 from halox.reductions.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.reductions.device.kernel_plans import plan_oneshot, plan_scattered
 from halox.reductions.device.kernel_reductions import KernelReduction, make_kernel_reduction
-from halox.reductions.device.nccl_reduction import Combiner, NcclHierarchicalReduction
+from halox.reductions.device.nccl_reduction import DeviceAlgorithm, NcclHierarchicalReduction
 from halox.reductions.device.tree_reduction import ArrayKernels, Shape, make_tree_reduction
 from halox.reductions.host.host_algorithms import HostAlgorithm
 from halox.reductions.host.shared_reduction import SharedReduction, make_shared_reduction
@@ -39,12 +39,6 @@ from halox.runtime.world import World
 _KERNELS = {"oneshot": plan_oneshot, "reduce_scatter_allgather": plan_scattered}
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
-
-
-class DeviceAlgorithm(Combiner, Protocol):
-    """Interface of the algorithms."""
-
-    captures: bool  # whether a call may be captured in a CUDA graph
 
 
 class EmptyReduction:
@@ -263,6 +257,8 @@ class _NodeReduction:
 
     Collective over the node to make; `FieldError` if kernels of the ranks cannot reduce together.
     """
+
+    captures = True
 
     def __init__(self, world: World, device: int, what: tuple[Operation, DType, int]) -> None:
         self._context, self._ranks = Context(World(world.node_comm)), list(world.node_ranks)

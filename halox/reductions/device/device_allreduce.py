@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from halox.errors import DeviceError, FieldError, StateError
-from halox.reductions.device.device_algorithms import DeviceAlgorithm, make_algorithm
+from halox.reductions.device.device_algorithms import make_algorithm
 from halox.reductions.device.kernel_reductions import KernelReduction
-from halox.reductions.device.nccl_reduction import NcclHierarchicalReduction
+from halox.reductions.device.nccl_reduction import DeviceAlgorithm, NcclHierarchicalReduction
 from halox.reductions.operations import Operation, check_array
 from halox.reductions.prepared import Launch
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array

@@ -19,7 +19,6 @@ import numpy as np
 from halox.errors import DeviceError, FieldError, HaloxError
 from halox.reductions.cells import cells_of
 from halox.reductions.device.device_algorithms import (
-    DeviceAlgorithm,
     begin_making,
     make_algorithm,
     why_no_kernels,
@@ -29,6 +28,7 @@ from halox.reductions.device.device_programs import ExpressionProgram, FieldProg
 from halox.reductions.device.field_plans import EXACT_WORDS, check_aligned
 from halox.reductions.device.kernel_plans import MOST_RANKS
 from halox.reductions.device.kernel_reductions import FieldReduction, make_kernel_reduction
+from halox.reductions.device.nccl_reduction import DeviceAlgorithm
 from halox.reductions.expressions import Request, returning, typed
 from halox.reductions.field_operations import find_field_operation
 from halox.reductions.host.host_reductions import HostArrays

@@ -55,8 +55,10 @@ def partners(nodes: Sequence[int], rank: int) -> tuple[list[int], dict[int, int]
     return targets, {node: ranks[place % len(ranks)] for node, ranks in members.items()}
 
 
-class Combiner(Protocol):
+class DeviceAlgorithm(Protocol):
     """Combines contiguous arrays of one length on the GPUs of all ranks, or of the ranks of a node."""
+
+    captures: bool  # whether a call may be captured in a CUDA graph
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine arrays at two addresses (the same array or disjoint) on the current stream; collective.
@@ -85,7 +87,7 @@ class NcclHierarchicalReduction:
         dtype: DType,
         elements: int,
         kernels: Callable[[], ArrayKernels],
-        within: Combiner | None,
+        within: DeviceAlgorithm | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None
@@ -184,11 +186,8 @@ class NcclHierarchicalReduction:
         for number, added in enumerate(values[1:], 1):
             # Intermediate totals are not in the result, which may be the array.
             to = target if number == last else self._slots[self._node]
-            is_first = number == 1
-            end = (
-                watch.end if is_first else None
-            )  # the messages have come when the first launch starts
-            steps.append(kernels.pair_launch((to, total, added), is_first=is_first, mark=end))
+            end = watch.end if number == 1 else None  # the messages have come when it starts
+            steps.append(kernels.combine_launch(to, total, added, end))
             total = to
         self._steps[source, target] = steps
         return steps

@@ -82,45 +82,28 @@ class ArrayKernels:
         operation = find_operation(op, dtype)
         defines = (("ELEMENT", element(dtype)), ("OP", operation.kernel_name))
         blocks = max(1, min(-(-elements // _THREADS), 8 * multiprocessors(device)))
-        function = kernel("combine", "combine", device, defines)
-
-        def launch(is_first: bool) -> PreparedLaunch:
-            args = [*map(ctypes.c_uint64, (0, 0, elements)), ctypes.c_uint32(is_first)]
-            return PreparedLaunch(function, blocks, _THREADS, args, device=device)
-
-        self._first, self._next = launch(True), launch(False)
-        two, self._copy = (
-            kernel("combine", name, device, defines) for name in ("combine_two", "copy_marked")
+        self._combine, self._copy = (
+            kernel("combine", name, device, defines) for name in ("combine", "copy_marked")
         )
-        self._shape, self._device, self._elements = (two, blocks, _THREADS), device, elements
+        self._shape, self._device, self._elements = (blocks, _THREADS), device, elements
         self._runtime = cupy().cuda.runtime
         self._nbytes = elements * dtype.itemsize
 
-    def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to the first array, or to its truth values."""
-        self._first.launch_at(stream, total, value)
-
-    def combine(self, total: int, value: int, stream: int) -> None:
-        """Combine the next array into a total."""
-        self._next.launch_at(stream, total, value)
-
-    def pair_launch(
-        self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
+    def combine_launch(
+        self, total: int, first: int, value: int, mark: Mark | None = None
     ) -> Callable[[int], None]:
-        """Return the launch that combines the second and third array into the first; it takes a stream's address.
+        """Return the launch that combines two arrays, and sets a mark as it starts; it takes a stream's address.
 
-        With ``is_first`` the second array holds a rank's values. Otherwise it holds a total, and may be the same as the
-        first. The launch sets a mark as it starts.
+        The total may be one of the arrays.
         """
         marked = (mark or Mark(0, is_end=False)).arguments
-        numbers = map(ctypes.c_uint64, (*addresses, self._elements))
-        args = [*numbers, ctypes.c_uint32(is_first), *marked]
-        return PreparedLaunch(*self._shape, args, device=self._device).launch
+        args = [*map(ctypes.c_uint64, (total, first, value, self._elements)), *marked]
+        return PreparedLaunch(self._combine, *self._shape, args, device=self._device).launch
 
     def copy_launch(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
         numbers = map(ctypes.c_uint64, (target, source, self._elements))
         args = [*numbers, *(mark or Mark(0, is_end=False)).arguments]
-        return PreparedLaunch(self._copy, *self._shape[1:], args, device=self._device).launch
+        return PreparedLaunch(self._copy, *self._shape, args, device=self._device).launch
 
     def copy(self, target: int, source: int, stream: int) -> None:
         runtime = self._runtime
@@ -182,7 +165,12 @@ class TreeReduction:
             return self._arena.pointer(records[other].place)
 
         self._own, self._first = total_of(rank), total_of(0)
-        self._incoming = [self._own + self._slot * (_TOTALS + i) for i in range(len(tree[rank]))]
+        incoming = [self._own + self._slot * (_TOTALS + i) for i in range(len(tree[rank]))]
+        combine = self._kernels.combine_launch
+        self._combining = [
+            [combine(total, total, buffer) for buffer in incoming]
+            for total in (self._own, self._own + self._slot)
+        ]
         self._to_parent: int | None = None
         if parent is not None:
             place = _TOTALS + tree[parent].index(rank)
@@ -214,13 +202,15 @@ class TreeReduction:
         self._epoch += 1
         kernels, at = self._kernels, stream.ptr
         wait, record = self._runtime.streamWaitEvent, self._runtime.eventRecord
-        slot = self._epoch % _TOTALS * self._slot
-        total, result = self._own + slot, self._first + slot
-        kernels.begin(total, source, at)
-        for (child, packed), buffer in zip(self._packed.items(), self._incoming, strict=True):
+        number = self._epoch % _TOTALS
+        total, result = (start + number * self._slot for start in (self._own, self._first))
+        kernels.copy(total, source, at)
+        for (child, packed), combine in zip(
+            self._packed.items(), self._combining[number], strict=True
+        ):
             packed.wait(self._epoch)
             wait(at, self._event_of[child])
-            kernels.combine(total, buffer, at)
+            combine(at)
         if self._to_parent is None:
             record(self._event, at)
             self._consumed.signal(self._epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,10 @@ class FakeArrayKernels:
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
 
-    def begin(self, total: int, value: int, stream: int) -> None:
-        self.copy(total, value, stream)
-
-    def combine(self, total: int, value: int, stream: int) -> None:
+    def combine_launch(self, total: int, first: int, value: int) -> Callable[[int], None]:
+        assert first == total
         step = ("add", value + np.arange(NBYTES), total + np.arange(NBYTES), "f8")
-        self.gpu.run([step], stream)
+        return lambda stream: self.gpu.run([step], stream)
 
     def copy(self, target: int, source: int, stream: int) -> None:
         self.gpu.run([("copy", source + np.arange(NBYTES), target + np.arange(NBYTES))], stream)

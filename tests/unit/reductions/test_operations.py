@@ -112,14 +112,9 @@ def pointer(array):
 
 
 COMBINE = """
-extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, u32 is_first)
+extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 value, u64 elements, const Mark* mark)
 {
-    launch_on_cpu(grid, block, true, combine, total, value, elements, is_first);
-}
-extern "C" void run_two(unsigned grid, unsigned block, u64 total, u64 first, u64 value, u64 elements, u32 is_first,
-                        const Mark* mark)
-{
-    launch_on_cpu(grid, block, true, combine_two, total, first, value, elements, is_first, *mark);
+    launch_on_cpu(grid, block, true, combine, total, first, value, elements, *mark);
 }
 extern "C" void run_copy(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, const Mark* mark)
 {
@@ -140,20 +135,9 @@ def launch(name, op, dtype, *arguments, mark=None):
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "i2"), ("logical_xor", "u1")])
-def test_arrays_of_one_gpu(op, dtype):
-    """Kernel ``combine`` copies the first array and then combines one array at a time."""
-    values = sample(dtype, op, (4, 301))
-    total = np.zeros(302, dtype)
-    for rank, value in enumerate(values):
-        addresses = total.ctypes.data, value.ctypes.data
-        launch("run", op, dtype, *addresses, 301, ctypes.c_uint(rank == 0))
-    assert same(total[:301], expected(op, values)) and total[301] == 0
-
-
-@pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "i2"), ("logical_xor", "u1")])
 @pytest.mark.parametrize("own", [None, 1, 3])
-def test_arrays_of_nodes(op, dtype, own):
-    """Kernel ``combine_two``, array by array; the result may be the last array, and the first launch leaves a mark."""
+def test_arrays_of_one_gpu(op, dtype, own):
+    """Kernel ``combine``, array by array; the result may be the last array, and the first launch leaves a mark."""
     values = sample(dtype, op, (4, 301))
     scratch, result = np.zeros(301, dtype), np.zeros(302, dtype)
     words, found = np.array([1, 0, 0, 0], "u4"), np.array([8], "u4")
@@ -165,7 +149,7 @@ def test_arrays_of_nodes(op, dtype, own):
         to = target if rank == 3 else scratch
         addresses = to.ctypes.data, total.ctypes.data, arrays[rank].ctypes.data
         mark = Mark(words.ctypes.data if rank == 1 else 0, True, names.ctypes.data, 1, 9)
-        launch("run_two", op, dtype, *addresses, 301, ctypes.c_uint(rank == 1), mark=mark)
+        launch("run", op, dtype, *addresses, 301, mark=mark)
         total = to
     assert same(target[:301], expected(op, values)) and words.tolist() == [0, 1, 8, 1]
 

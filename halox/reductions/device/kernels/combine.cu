@@ -1,9 +1,7 @@
 // Kernels that combine arrays by OP on one GPU.
 //
-// combine: total[i] = OP::of(total[i], value[i]); with `is_first`, total[i] = OP::from(value[i]).
-//
-// combine_two: total[i] = OP::of(first[i], value[i]); with `is_first`, OP::of(OP::from(first[i]), value[i]). If there
-// is a mark, the kernel leaves it as it starts, and checks the names of messages. The total may be the first array.
+// combine: total[i] = OP::of(first[i], value[i]). If there is a mark, the kernel leaves it as it starts, and checks the
+// names of messages. The total may be one of the arrays.
 //
 // copy_marked: total[i] = value[i]. If there is a mark, the kernel leaves it as it starts.
 //
@@ -20,15 +18,7 @@
 #include "mark_body.cu"
 #include "operations.cu"
 
-extern "C" __global__ void combine(u64 total, u64 value, u64 elements, u32 is_first)
-{
-    ELEMENT* totals = at_address<ELEMENT>(total);
-    const ELEMENT* values = at_address<const ELEMENT>(value);
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += u64(gridDim.x) * blockDim.x)
-        totals[i] = is_first ? OP::from(values[i]) : OP::of(totals[i], values[i]);
-}
-
-extern "C" __global__ void combine_two(u64 total, u64 first, u64 value, u64 elements, u32 is_first, const Mark mark)
+extern "C" __global__ void combine(u64 total, u64 first, u64 value, u64 elements, const Mark mark)
 {
     const bool marks = mark.words && blockIdx.x == 0;
     const u32 found = marks ? leave_mark(mark) : 0;
@@ -36,7 +26,7 @@ extern "C" __global__ void combine_two(u64 total, u64 first, u64 value, u64 elem
     const ELEMENT* firsts = at_address<const ELEMENT>(first);
     const ELEMENT* values = at_address<const ELEMENT>(value);
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += u64(gridDim.x) * blockDim.x)
-        totals[i] = OP::of(is_first ? OP::from(firsts[i]) : firsts[i], values[i]);
+        totals[i] = OP::of(firsts[i], values[i]);
     if (marks)
         check_names(mark, found);
 }
