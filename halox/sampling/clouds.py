@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from functools import lru_cache, reduce
-from itertools import chain, product
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -171,14 +171,20 @@ def _launch(
     function: str, field: Described, layout: FieldLayout, order: int, positions: Any, values: Any
 ) -> None:
     """Launch a kernel on the current stream; a single row of values is the row of all particles."""
-    particles = len(positions)
+    particles, ndim = positions.shape
     if not particles:
         return
     assert field.device is not None
     launch = _prepared(function, layout, order, field.device, field.dtype.str, field.strides)
+    block = _THREADS * (_each(ndim) if function == "add_clouds" else 1)
     addresses = field.pointer, positions.data.ptr, values.data.ptr
     stride = values.size // particles if len(values) == particles else 0
-    launch.launch_with(stream_pointer(), -(-particles // _THREADS), *addresses, particles, stride)
+    launch.launch_with(stream_pointer(), -(-particles // block), *addresses, particles, stride)
+
+
+def _each(ndim: int) -> int:
+    """Return the particles that a thread adds: two where neighbours in a sorted list mostly have one place."""
+    return 2 if ndim < 3 else 1
 
 
 @lru_cache(maxsize=64)
@@ -193,18 +199,21 @@ def _prepared(
     """Return the launch of a kernel for fields of a dtype and strides."""
     dtype = np.dtype(kind)
     along, numbers = byte_places(layout, dtype, strides)
-    places, axes = [*along, *numbers], [*chain(*_along(layout, order))]
-    defines = (
-        ("TYPE", element(np.dtype(dtype.char.lower()))),
-        ("NDIM", str(len(along))),
-        ("ORDER", str(order)),
-        ("NUMBERS", str(len(numbers))),
-    )
+    shift, first, last = _along(layout, order)
+    places, axes = [*along, *map(int, last), *numbers], [*shift, *first]
+    defines = {
+        "TYPE": element(np.dtype(dtype.char.lower())),
+        "NDIM": len(along),
+        "ORDER": order,
+        "NUMBERS": len(numbers),
+        "EACH": _each(len(along)),
+    }
     arguments: list[Any] = [
-        *(ctypes.c_uint64() for _ in range(3)),
-        *(ctypes.c_int64() for _ in range(2)),
+        *map(ctypes.c_uint64, (0, 0, 0)),
+        *map(ctypes.c_int64, (0, 0)),
         (ctypes.c_int64 * len(places))(*places),
         (ctypes.c_double * len(axes))(*axes),
     ]
-    code = kernel("clouds", function, device, defines)
+    words = tuple((name, str(value)) for name, value in defines.items())
+    code = kernel("clouds", function, device, words)
     return PreparedLaunch(code, 1, _THREADS, arguments, device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +63,7 @@ static int __popc(unsigned bits) {{ return __builtin_popcount(bits); }}
 static int __ffs(unsigned bits) {{ return __builtin_ffs(int(bits)); }}
 template <class T> static void atomicAdd(T* at, T value) {{ *at += value; }}
 {source("clouds")}
-extern "C" void run(unsigned blocks, int backwards, int adds, char* field, double* positions, TYPE* values,
+extern "C" void run(unsigned blocks, int backwards, int adds, char* field, const Position* positions, TYPE* values,
                     long long particles, long long stride, const Places* places, const Axes* axes)
 {{
     if (adds)
@@ -139,13 +140,16 @@ def on_gpu(domain: Any) -> Any:
 @pytest.mark.parametrize(
     ("shape", "order", "dtype", "options"),
     [
+        ((11,), 1, "c16", {}),
         ((6, 5), 0, "c8", {"staggered": 1}),
         ((9, 7), 2, "f4", {"components": (2, ..., 3)}),
         ((4, 5, 6), 1, "f8", {"staggered": (0, 2), "components": 2}),
+        ((3, 4, 9), 2, "f8", {}),
+        ((3, 3, 4, 3), 1, "f4", {}),
     ],
 )
 def test_values_and_sums(shape: Any, order: int, dtype: str, options: Any) -> None:
-    """Values and sums, with threads in either order."""
+    """Values and sums, with threads in either order, of particles in any order and of sorted ones."""
     rng = np.random.default_rng(4)
     x = rng.uniform(-0.5, np.array(shape) - 0.5, (70, len(shape)))  # two warps, and a part of one
     x[:40] = np.maximum(x[:40] // 2, 0)  # many with the same points
@@ -160,10 +164,11 @@ def test_values_and_sums(shape: Any, order: int, dtype: str, options: Any) -> No
         given = rng.normal(size=expected.shape).astype(dtype)
         total = grid.zeros(dtype, **options)
         clouds.add_clouds(domain, total, x, given, order, reproducible=False)
-        for backwards in (False, True):
+        by_place = np.lexsort(np.floor(x if order == 1 else x + 0.5).T[::-1])
+        for backwards, rows in product((False, True), (slice(None), by_place)):
             CpuLaunch.backwards = backwards
             w = grid.zeros(dtype, **options)
-            clouds.add_clouds(gpu, w, x.view(OnGpu), given, order, reproducible=False)
+            clouds.add_clouds(gpu, w, x[rows].view(OnGpu), given[rows], order, reproducible=False)
             assert np.allclose(w, total, small * 10, small * 10)
         ones = grid.ones(dtype, **options)
         clouds.add_clouds(gpu, ones, x.view(OnGpu), -0.5, order, reproducible=False)
