@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from halox.plans.regions import Cells
     from halox.plans.report import Report
     from halox.runtime.array_types import FieldLike
+    from halox.runtime.world import World
 
 _MOST_NAMES = 4
 
@@ -299,3 +300,8 @@ class Plan(Unique):
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""
         return self.explain()._repr_html_()
+
+
+def place_of(plan: Plan) -> tuple[World, int | None]:
+    """Return the ranks of a plan, and the GPU of its arrays or None."""
+    return plan._runner.world, plan._runner.device
