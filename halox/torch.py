@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from halox.domain.domain import domain_of
 from halox.errors import FieldError, MissingPackageError, raising
 from halox.grid import Grid
-from halox.plans.plan import Plan, runner_of
+from halox.plans.plan import Plan, place_of
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.world import World
@@ -60,13 +60,11 @@ def exchange(
     """
     if isinstance(grid, Plan):
         fill: Callable[..., None] = grid
-        runner = runner_of(grid)
-        world, device = runner.world, runner.device
+        place = place_of(grid)
     else:
         domain = domain_of(grid)
-        fill, world, device = grid.exchange, domain.world, domain.device_id
-    add = partial(grid.accumulate, **options)
-    halos = _Halos(partial(fill, **options), add, world, device)
+        fill, place = grid.exchange, (domain.world, domain.device_id)
+    halos = _Halos(partial(fill, **options), partial(grid.accumulate, **options), *place)
     halos.check(tensors, inplace)
     copies = _Exchange.apply(halos, inplace, False, *tensors)
     filled = tensors if inplace else copies

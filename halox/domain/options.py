@@ -96,11 +96,6 @@ OTHER_NAMES = {
 POSITIONS = ("low", "center", "high")
 
 
-def grid_options(given: Mapping[str, Any]) -> GridOptions:
-    """Return all options of a grid."""
-    return cast("GridOptions", {**DEFAULTS, **given})
-
-
 def grid_arguments(
     shapes: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[int | Sequence[int], GridOptions]:
@@ -116,7 +111,7 @@ def grid_arguments(
         raise TypeError(
             f"halox.Grid takes one grid_shape, and options by keyword; write halox.Grid({shape}, halo=1)"
         )
-    return shapes[0], grid_options(given)
+    return shapes[0], cast("GridOptions", {**DEFAULTS, **given})
 
 
 def with_signature(constructor: Constructor) -> Constructor:

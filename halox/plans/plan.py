@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from halox.plans.regions import Cells
     from halox.plans.report import Report
     from halox.runtime.array_types import FieldLike
+    from halox.runtime.world import World
 
 _MOST_NAMES = 4
 
@@ -294,6 +295,6 @@ class Plan(Unique):
         )
 
 
-def runner_of(plan: Plan) -> Runner:
-    """Return the runner that a plan shows, for other modules of halox."""
-    return plan._runner
+def place_of(plan: Plan) -> tuple[World, int | None]:
+    """Return the ranks of a plan, and the GPU of its arrays or None."""
+    return plan._runner.world, plan._runner.device
