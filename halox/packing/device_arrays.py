@@ -14,7 +14,6 @@ from halox.errors import DeviceError, FieldError
 from halox.runtime import dlpack
 from halox.runtime.arrays import Described, as_ndarray, describe
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
-from halox.runtime.gpu.driver import memory_kind
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -150,13 +149,13 @@ def _pinned_bytes(array: npt.NDArray[np.generic], name: str, nbytes: int, writab
         raise _read_only(name)
     if not nbytes:
         return 0
-    kind = memory_kind(array.ctypes.data)
-    if kind.kind != "pinned" or kind.device_pointer is None:
+    pointer = int(cupy().cuda.runtime.pointerGetAttributes(array.ctypes.data).devicePointer)
+    if not pointer:
         raise FieldError(
             f"{name}: is in host memory that is not page-locked, which the GPU cannot reach; give "
             "an array of device memory, or page-locked memory such as cupyx.empty_pinned makes"
         )
-    return kind.device_pointer
+    return pointer
 
 
 @cache

@@ -142,9 +142,7 @@ def _on_gpu(array: Any, name: str) -> Described:
         writable = not read_only
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
     if kind == dlpack.MANAGED and pointer:  # the driver knows the device of any pointer
-        from halox.runtime.gpu.driver import memory_kind
-
-        device = memory_kind(pointer).device or 0
+        device = int(cupy().cuda.runtime.pointerGetAttributes(pointer).device)
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 

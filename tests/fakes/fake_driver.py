@@ -33,7 +33,7 @@ NAMED = "-Wl,-soname,libcuda.so.1"
 CAPTURED = 7
 STREAM = 0x5000
 COUNTERS = ("calls_1d", "calls_2d", "calls_3d")
-_LONG = ("allocation", "allocation_bytes", "last_stream")
+_LONG = ("last_stream",)
 
 
 def compiled(named: bool = False) -> Path:
@@ -113,22 +113,6 @@ class FakeDriver:
         code, status = self._called("cuStreamIsCapturing", ctypes.c_uint64(stream), ctypes.c_int())
         return code, self._types.CUstreamCaptureStatus(status)
 
-    def cuPointerGetAttributes(self, count, attributes, address):
-        asked = (ctypes.c_int * count)(*map(int, attributes))
-        values = [ctypes.c_int() for _ in range(count)]
-        places = (ctypes.c_void_p * count)(*map(ctypes.addressof, values))
-        (code,) = self._called(
-            "cuPointerGetAttributes", ctypes.c_uint(count), asked, places, ctypes.c_uint64(address)
-        )
-        return code, [value.value for value in values]
-
-    def cuPointerGetAttribute(self, attribute, address):
-        value = ctypes.c_uint64()
-        code = self._library.cuPointerGetAttribute(
-            ctypes.byref(value), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
-        )
-        return self._types.CUresult(code), self._types.CUdeviceptr(value.value)
-
     def _called(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a function; returns its result and, if the last argument is an int to fill in, its value."""
         if name in self._without:
@@ -150,8 +134,7 @@ def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator
     fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
     fake.counts()
     fake["version"] = version
-    for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
-        fake[name] = 0
+    fake["next_error"] = 0
     dmabuf._needs_flush.cache_clear()
     try:
         with patch.object(driver, "bindings", lambda: fake):

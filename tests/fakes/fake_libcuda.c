@@ -45,10 +45,10 @@ typedef struct {
 
 /* Variables that the tests read and set. */
 int calls_1d, calls_2d, calls_3d, next_error;
-int kind, managed, ordinal, version = 13000, launches;
+int version = 13000, launches;
 unsigned launched[9];
 uint32_t launched_number;
-uint64_t allocation, allocation_bytes, last_stream;
+uint64_t last_stream;
 
 static int refused(uint64_t stream)
 {
@@ -163,23 +163,4 @@ int cuStreamIsCapturing(uint64_t stream, int *status)
 {
     *status = stream == 7;
     return stream < 2 ? INVALID_VALUE : 0;
-}
-
-int cuPointerGetAttributes(unsigned n, const int *attributes, void **values, uint64_t address)
-{
-    int inside = address >= allocation && address < allocation + allocation_bytes;
-    for (unsigned i = 0; i < n; i++) {
-        if (attributes[i] == 2) *(unsigned *)values[i] = inside ? (unsigned)kind : 0;
-        else if (attributes[i] == 8) *(unsigned *)values[i] = inside ? (unsigned)managed : 0;
-        else if (attributes[i] == 9) *(int *)values[i] = inside ? ordinal : -2;
-        else return INVALID_VALUE;
-    }
-    return refused(0);
-}
-
-int cuPointerGetAttribute(void *value, int attribute, uint64_t address)
-{
-    if (attribute != 3) return INVALID_VALUE;
-    *(uint64_t *)value = address + 4096;
-    return 0;
 }

@@ -19,7 +19,6 @@ from cuda.bindings import driver as cu  # noqa: E402
 from halox.errors import DeviceError  # noqa: E402
 from halox.runtime.gpu import driver, launch  # noqa: E402
 from halox.runtime.gpu.copies import PreparedMemcpy  # noqa: E402
-from halox.runtime.gpu.driver import MemoryKind, memory_kind  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7
@@ -68,15 +67,6 @@ variable("next_error").value = 12345
 assert "cuMemcpyAsync: CUDA error 12345" in refusal(
     lambda: PreparedMemcpy(8).launch(at, at, STREAM)
 )
-
-# Queries about addresses.
-variable("allocation", ctypes.c_uint64).value = 992
-variable("allocation_bytes", ctypes.c_uint64).value = 100
-variable("kind").value, variable("ordinal").value = 2, 3
-assert memory_kind(1000) == MemoryKind("device", 3, 1000)
-variable("kind").value = 1
-assert memory_kind(1000) == MemoryKind("pinned", 3, 1000 + 4096)
-assert memory_kind(2000) == MemoryKind("unregistered", None, None)
 
 # Programmatic dependent launches; CuPy makes the others.
 launch.has_dependent_launch = lambda device: True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy, version_text
@@ -76,40 +76,3 @@ def failure(function: Callable[..., object], code: int) -> DeviceError:
     """Return the `DeviceError` for an error code of a driver function."""
     name = bindings().CUresult(code).name
     return DeviceError(f"{function.__name__}: {name}; {_REMEDY}")
-
-
-class MemoryKind(NamedTuple):
-    """Kind of the memory at an address: device memory, managed memory, page-locked host memory, or other memory.
-
-    ``device`` is the GPU; for page-locked memory it is the GPU for which the memory was locked. ``device_pointer`` is
-    the address on the GPU, which may differ from the host address of page-locked memory.
-    """
-
-    kind: Literal["device", "managed", "pinned", "unregistered"]
-    device: int | None
-    device_pointer: int | None
-
-
-def memory_kind(address: int) -> MemoryKind:
-    """Return the kind of the memory at an address; does not block. Raises `DeviceError` without a GPU."""
-    cu = bindings()
-    ((where, managed, device),) = call(cu.cuPointerGetAttributes, 3, _attributes(cu), address)
-    if managed:
-        return MemoryKind("managed", device, address)
-    if where == cu.CUmemorytype.CU_MEMORYTYPE_DEVICE:
-        return MemoryKind("device", device, address)
-    if where == cu.CUmemorytype.CU_MEMORYTYPE_HOST:
-        attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-        code, mapped = cu.cuPointerGetAttribute(attribute, address)
-        return MemoryKind("pinned", device, None if code else int(mapped))
-    return MemoryKind("unregistered", None, None)
-
-
-@cache
-def _attributes(cu: ModuleType) -> list[object]:
-    names = cu.CUpointer_attribute
-    return [
-        names.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-        names.CU_POINTER_ATTRIBUTE_IS_MANAGED,
-        names.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    ]

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DeviceError
-from halox.runtime.arrays import DType, span
+from halox.runtime.arrays import DType, HostBytes, span
 from halox.runtime.dlpack import Array
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.driver import memory_kind
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all contexts
 _MAPPED = 2  # cudaHostRegisterMapped
@@ -81,35 +80,17 @@ def uploaded(table: Array, device: int) -> DeviceBytes:
     return memory
 
 
-class _Pages:
-    """Owner of page-locked memory; NumPy views keep the owner alive."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._runtime = cupy().cuda.runtime
-        flags = self._runtime.hostAllocPortable | self._runtime.hostAllocMapped
-        self.pointer = 0
-        self.pointer = int(self._runtime.hostAlloc(max(1, nbytes), flags))
-        self.__array_interface__: dict[str, object] = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (self.pointer, False),
-        }
-
-    def __del__(self) -> None:
-        # At interpreter exit the driver may already have freed the memory.
-        if getattr(self, "pointer", 0):
-            with suppress(Exception):
-                self._runtime.freeHost(self.pointer)
-
-
 class PinnedBuffer:
     """Mapped page-locked host memory; made by :func:`pinned`. ``device_pointer`` is the address on the GPU."""
 
-    def __init__(self, pages: _Pages, nbytes: int) -> None:
-        self._array: npt.NDArray[np.uint8] | None = np.asarray(pages)
+    def __init__(self, nbytes: int) -> None:
+        cuda = cupy().cuda
+        flags = cuda.runtime.hostAllocPortable | cuda.runtime.hostAllocMapped
+        pages = cuda.PinnedMemory(max(1, nbytes), flags)
+        view = HostBytes(int(pages.ptr), (nbytes,), writable=True, owner=pages)
+        self._array: npt.NDArray[np.uint8] | None = np.asarray(view)
         self.nbytes = nbytes
-        self.device_pointer = _device_pointer(pages.pointer)
+        self.device_pointer = _device_pointer(int(pages.ptr))
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
@@ -158,7 +139,7 @@ def pinned(nbytes: int) -> PinnedBuffer:
     or if the memory cannot be allocated.
     """
     with _as_device_error(f"cannot page-lock {nbytes} bytes of host memory"):
-        return PinnedBuffer(_Pages(nbytes), nbytes)
+        return PinnedBuffer(nbytes)
 
 
 def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
@@ -185,7 +166,7 @@ def _as_device_error(failed: str) -> Iterator[None]:
 
 def _device_pointer(pointer: int) -> int:
     """Return the device address of mapped host memory, which may differ from the host address."""
-    device_pointer = memory_kind(pointer).device_pointer
-    if device_pointer is None:
+    device_pointer = int(cupy().cuda.runtime.pointerGetAttributes(pointer).devicePointer)
+    if not device_pointer:
         raise DeviceError(f"the host memory at {pointer:#x} has no address on the GPU")
     return device_pointer

@@ -12,7 +12,6 @@ import pytest
 from halox.errors import DeviceError
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.copies import PreparedMemcpy
-from halox.runtime.gpu.driver import MemoryKind, memory_kind
 from tests.fakes.fake_driver import STREAM, compiled, fake_driver
 from tests.support import ROOT, require
 
@@ -102,23 +101,6 @@ class TestErrors:
         require("nvrtc")
         with fake_driver(without=("cuMemcpy3DAsync_v2",)), pytest.raises(DeviceError):
             PreparedMemcpy(8, 2, 2).launch(0, 0, STREAM)
-
-
-class TestAddresses:
-    @pytest.mark.parametrize(
-        ("kind", "managed", "expected"),
-        [
-            (2, 0, MemoryKind("device", 3, 1000)),
-            (2, 1, MemoryKind("managed", 3, 1000)),
-            (1, 1, MemoryKind("managed", 3, 1000)),
-            (1, 0, MemoryKind("pinned", 3, 1000 + 4096)),
-        ],
-    )
-    def test_kinds(self, newest, kind, managed, expected):
-        newest["allocation"], newest["allocation_bytes"] = 992, 100
-        newest["kind"], newest["managed"], newest["ordinal"] = kind, managed, 3
-        assert memory_kind(1000) == expected
-        assert memory_kind(2000) == MemoryKind("unregistered", None, None)
 
 
 def test_nvidias_own_bindings():

@@ -215,6 +215,7 @@ class Gpu:
             get_current_stream=lambda: SimpleNamespace(ptr=stream),
             runtime=SimpleNamespace(
                 streamIsCapturing=lambda stream: self.capturing,
+                pointerGetAttributes=lambda pointer: SimpleNamespace(device=2),
                 eventRecord=lambda event, on: recorded.update({event: on}),
                 streamWaitEvent=lambda by, event: self.waits.append((by, recorded[event])),
             ),
@@ -227,7 +228,6 @@ def gpu(request, monkeypatch):
     made.stream = request.param
     for module in (arrays, device_arrays):
         monkeypatch.setattr(module, "cupy", lambda: made.module)
-    monkeypatch.setattr("halox.runtime.gpu.driver.memory_kind", lambda _: SimpleNamespace(device=2))
     return made
 
 
