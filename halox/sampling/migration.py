@@ -117,7 +117,9 @@ class Migration:
             )
         self._values = [x]
         for values, is_flipped in zip(others, flips[1:], strict=True):
-            self._values.append(np.where(mirrored, -values, values) if is_flipped else values)
+            if is_flipped:
+                np.negative(values, out=values, where=mirrored)
+            self._values.append(values)
         ranks = owners(self._layout, np.floor(x + 0.5).astype("i8"))
         ranks[absorbed] = cut.ranks
         counts = np.bincount(ranks, minlength=cut.ranks + 1)

@@ -100,7 +100,7 @@ def test_random_programs_against_a_serial_list(case: Program, comm: MPI.Intracom
     rng = np.random.default_rng(case.seed)
     total = sum(case.numbers)
     position = odd_sixteenths(rng, 30, (total, ndim)) + 1 / 16
-    velocity = rng.integers(-9, 9, (total, ndim)).astype("f4")
+    velocity = rng.integers(-9, 9, (total, ndim)).astype(("f4", ">f8")[case.seed % 2])
     alive: dict[int, Any] = dict(enumerate(zip(position, velocity, strict=True)))
 
     def settle() -> None:
