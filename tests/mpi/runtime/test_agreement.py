@@ -93,6 +93,7 @@ def test_an_error(text: str, of_all: bool, comm: MPI.Intracomm, world: World) ->
 
     for call in (
         lambda: world.total(lambda: build([1]), STEP),
+        lambda: world.total(lambda: build([1]), STEP, alike={"a": 1}),
         lambda: world.attempt(raising(wrong), STEP),
         lambda: world.attempt(lambda: build({"a": 1}), STEP, alike=True),
         lambda: world.gather(lambda: build("mine"), STEP),
