@@ -119,6 +119,7 @@ def test_events_are_nested_calls_with_paths_and_bytes(traced: Path) -> None:
         assert names >= {
             "exchange start",
             "exchange finish",
+            "Grid",
             "sum",
             "transpose",
             "accumulation",
