@@ -26,11 +26,8 @@ MOST_BLOCKS = 1024
 """Largest number of blocks per call, on either side: IOV_MAX of Linux."""
 
 _SURVEYING = "the survey of cross-memory attach"
-_APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
 _TOKEN_BYTES = 16
-_REMEDY = (
-    "the ranks need one user, kernel.yama.ptrace_scope=0, and in containers --cap-add=SYS_PTRACE"
-)
+_REMEDY = "the ranks need one user, kernel.yama.ptrace_scope=0, and in containers --cap-add=SYS_PTRACE and one PID namespace"
 
 
 class MemoryCopy:
@@ -144,7 +141,7 @@ def _why_refused(own: int, place: int, rank: int, probe: _Probe) -> str | None:
     try:
         MemoryCopy("read", probe.pid, iovec_of(token), their_token)()
         if token.tobytes() != probe.token:
-            return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
+            raise OSError(errno.ESRCH, "the process is another one")
         MemoryCopy("write", probe.pid, iovec_of(mark), their_mark)()
     except OSError as error:
         return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {error.strerror}; {_REMEDY}"

@@ -14,9 +14,8 @@ The NCCL kernels then end, and the next call raises::
     word           1                                      2            a thread looks a few times a second
 
 NCCL matches the sends and receives of two ranks by order alone. So each plan and reduction has a name on its
-communicator, a number that is equal on all ranks. The name is at the front of each message, or is sent in a separate
-message ahead of it. The unpack kernels compare the names. Ranks that start their plans in different orders get an
-error, not another plan's bytes.
+communicator, a number that is equal on all ranks. The name is at the front of each message, and the unpack kernels
+compare the names. Ranks that start their plans in different orders get an error, not another plan's bytes.
 """
 
 from __future__ import annotations
@@ -50,9 +49,6 @@ _ENDING_S = 2.0  # for the aborts at the end
 
 AHEAD_BYTES = 128
 """Bytes reserved for a name at the front of a message, so that the payload begins at a cache line."""
-
-NAME_BYTES = 16
-"""Bytes of a separate message with a name; the name is in the first four bytes."""
 
 
 _living: set[NcclRanks] = set()

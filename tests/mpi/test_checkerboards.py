@@ -231,7 +231,7 @@ BAD_FIELDS: dict[str, tuple[Callable[[halox.Grid], Any], str]] = {
         lambda g: halox.Transpose(g, g).forward(g.zeros(parity="even"), g.zeros()),
         "checkerboard",
     ),
-    "an FFT": (lambda g: halox.FFT(g, axes=0).forward(two(g)[1]), "odd cells"),
+    "an FFT": (lambda g: halox.FFT(g, axes=0).forward(two(g)[1]), "parity"),
     "a DataArray": (lambda g: g.dataarray(two(g)[1]), "field"),
 }
 BAD_GRIDS: dict[str, tuple[Callable[[MPI.Intracomm], Any], str]] = {

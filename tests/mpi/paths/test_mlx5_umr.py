@@ -16,7 +16,6 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.scatter_gather.mlx5 import keys
 from tests.fakes import fake_verbs
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
@@ -110,11 +109,8 @@ def test_messages_of_different_types_as_mpi_packs_and_unpacks(
             check(ranks, b, step + 50)
 
 
-def test_arrays_that_come_and_go(
-    wire: fake_verbs.Wire, ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_that_come_and_go(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
     """New arrays take the addresses of freed ones, and the keys of plans that are closed are used again."""
-    monkeypatch.setattr(keys, "MOST_LISTS", 8)
     kept = several(ranks)
     for step in range(12):
         x, y = values(ranks.rank, step), np.full(3 * BLOCK * BLOCKS, 0xFF, "u1")

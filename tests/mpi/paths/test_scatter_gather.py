@@ -196,7 +196,7 @@ def test_a_process_that_is_not_the_rank(
         monkeypatch.setattr(os, "getpid", lambda: parent)
     found = survey(world)
     assert ("write", parent) not in written
-    assert found.refused is not None and "PID namespaces" in found.refused
+    assert found.refused is not None and "PID namespace" in found.refused
     assert len(set(comm.allgather(found.refused))) == 1
     world.close()
     own.Free()
