@@ -27,7 +27,7 @@ MOST_BLOCKS = 1024
 
 _SURVEYING = "the survey of cross-memory attach"
 _TOKEN_BYTES = 16
-_REMEDY = "the ranks need one user, kernel.yama.ptrace_scope=0, and in containers --cap-add=SYS_PTRACE and one PID namespace"
+_REMEDY = "the ranks need one user and PID namespace, kernel.yama.ptrace_scope=0, in containers --cap-add=SYS_PTRACE"
 
 
 class MemoryCopy:
