@@ -57,9 +57,10 @@ def main(folder: Path, stories: list[list[str]]) -> None:
             saw = story.play()
             note_mapped(folder, world.rank)
             tell(folder, f"{number} saw {cast.index(world.rank)}", saw)
-    if world.rank == 0 and rows[-1].fault != "killed":
+    if rows[-1].fault != "killed" and world.rank in casts[-1]:
         faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
-        wait_for(folder, [f"{len(rows) - 1} saw 1"])  # the guards kill a slower victim
+        # The guards kill a slower victim, and a survivor would notice the end of its process.
+        wait_for(folder, [f"{len(rows) - 1} saw {1 - casts[-1].index(world.rank)}"])
     faulthandler.cancel_dump_traceback_later()
     tell(folder, f"done {world.rank}", None)
 
